@@ -1,0 +1,54 @@
+"""What this library raises: one root, and one class for each kind of thing that went wrong.
+
+A message says what happened, with numbers; how things stand; and what to do. It never contains a sample.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetExhausted",
+    "CrowdmlError",
+    "DataError",
+    "GuaranteeError",
+    "LeakError",
+    "LedgerError",
+    "MissingExtra",
+    "TaskError",
+    "UnknownName",
+]
+
+
+class CrowdmlError(Exception):
+    """The root of everything that this library raises on purpose."""
+
+
+class TaskError(CrowdmlError):
+    """A task file or a setting is wrong."""
+
+
+class DataError(CrowdmlError):
+    """Data is missing or corrupt."""
+
+
+class BudgetExhausted(CrowdmlError):
+    """The owner's budget does not allow this release; nothing was sent."""
+
+
+class LedgerError(CrowdmlError):
+    """The ledger could not be read or written; nothing was sent."""
+
+
+class LeakError(CrowdmlError):
+    """The door or the seal refused to let a value out."""
+
+
+class UnknownName(CrowdmlError):
+    """A name that nothing here answers to: a figure, a data set, a mechanism, a protocol."""
+
+
+class GuaranteeError(CrowdmlError):
+    """A guarantee was asked for that nobody has proved, or that makes no sense."""
+
+
+class MissingExtra(CrowdmlError):
+    """An optional dependency is needed and not installed; the message names the extra."""
