@@ -30,7 +30,7 @@ class DataError(CrowdmlError):
     """Data is missing or corrupt."""
 
 
-class BudgetExhausted(CrowdmlError):
+class BudgetExhausted(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """The owner's budget does not allow this release; nothing was sent."""
 
 
@@ -42,7 +42,7 @@ class LeakError(CrowdmlError):
     """The door or the seal refused to let a value out."""
 
 
-class UnknownName(CrowdmlError):
+class UnknownName(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """A name that nothing here answers to: a figure, a data set, a mechanism, a protocol."""
 
 
@@ -50,5 +50,5 @@ class GuaranteeError(CrowdmlError):
     """A guarantee was asked for that nobody has proved, or that makes no sense."""
 
 
-class MissingExtra(CrowdmlError):
+class MissingExtra(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """An optional dependency is needed and not installed; the message names the extra."""
