@@ -58,9 +58,7 @@ def _non_negative(name: str, value: object) -> Fraction:
         )
     fraction = Fraction(value)
     if fraction < 0:
-        raise GuaranteeError(
-            f"{name} is {fraction}, and no release gives privacy back. Use 0 or more."
-        )
+        raise GuaranteeError(f"{name} is {fraction}, and no release gives privacy back. Use 0 or more.")
     return fraction
 
 
@@ -134,8 +132,6 @@ Loss = Pure | ZCDP | Renyi | Unbounded
 _NUMBER = r"[0-9]+(?:/0*[1-9][0-9]*)?"
 _RENYI = rf"[0-9]+:{_NUMBER}(?:,[0-9]+:{_NUMBER})*"
 _PATTERN = re.compile(rf"pure ({_NUMBER})|zcdp ({_NUMBER})|renyi ({_RENYI})|unbounded")
-    rf"pure ({_NUMBER})|zcdp ({_NUMBER})|renyi ((?:[0-9]+:{_NUMBER})(?:,[0-9]+:{_NUMBER})*)|unbounded"
-)
 
 
 def parse_loss(text: str) -> Loss:
@@ -383,7 +379,7 @@ class Filter:
         if delta == 0.0:
             return Filter(budget, delta, None)
         if plan is not None and plan != Total():
-            order = plan._order(delta)  # pyright: ignore[reportPrivateUsage]  # same module
+            order = plan._order(delta)
         else:
             order = _least(lambda a: -(float(budget) - _conversion(a, delta)[0]) / a)
         return Filter(budget, delta, Fraction(order))
@@ -409,7 +405,7 @@ class Filter:
 
 
 def allows(total: Total, cost: Loss | Total, epsilon: Fraction | float, delta: float) -> bool:
-    """`Filter.of(epsilon, delta).allows(total, cost)`: that filter depends on the budget alone, so it is fixed by it."""
+    """`Filter.of(epsilon, delta).allows(total, cost)`: a filter that the budget alone fixes."""
     return Filter.of(epsilon, delta).allows(total, cost)
 
 
