@@ -1,0 +1,22 @@
+"""Data sets by name, with checksums and public splits, and how their rows are spread over devices. NumPy only."""
+
+from crowdml.datasets.catalogue import NAMES, DatasetInfo, Spec, catalogue, load
+from crowdml.datasets.dataset import Dataset
+from crowdml.datasets.populations import DrawnPopulation, Population, by_class, by_user, drawn, iid
+from crowdml.datasets.synthetic import blobs
+
+__all__ = [
+    "NAMES",
+    "Dataset",
+    "DatasetInfo",
+    "DrawnPopulation",
+    "Population",
+    "Spec",
+    "blobs",
+    "by_class",
+    "by_user",
+    "catalogue",
+    "drawn",
+    "iid",
+    "load",
+]
