@@ -1,0 +1,89 @@
+"""Two classes and one weight vector: logistic regression and the linear support vector machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crowdml.arrays import Array, Integers, Samples, namespace
+from crowdml.models.model import Norm, check_radius
+from crowdml.models.scores import known_class, score, settled
+
+__all__ = ["Logistic", "Svm"]
+
+
+@dataclass(frozen=True)
+class TwoClasses:
+    """What logistic and svm share: weights [d], y in {0, 1}, class 1 where x.w > 0."""
+
+    dimension: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dimension,)
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def cells(self) -> int:
+        return 2
+
+    def predict(self, weights: Array, x: Array) -> Integers:
+        xp = namespace(weights, x)
+        return (score(weights, x)[1] > 0).astype(xp.int32)
+
+    def mistakes(self, weights: Array, samples: Samples) -> Integers:
+        xp = namespace(weights, samples.x)
+        wrong = self.predict(weights, samples.x) != samples.y
+        return (wrong & known_class(samples.y, 2)).astype(xp.int32)
+
+    def label_cells(self, samples: Samples) -> Integers:
+        xp = namespace(samples.y)
+        return (samples.y[:, None] == xp.arange(2)).astype(xp.int32)
+
+    def gradient_bound(self, norm: Norm, radius: float) -> float:
+        check_radius(norm, radius)
+        return 1.0 * radius  # the slope of either loss in x.w is at most 1
+
+
+@dataclass(frozen=True)
+class Logistic(TwoClasses):
+    """weights [d], y in {0, 1}. Loss log(1 + exp(-s x.w)) with s = 2y - 1, gradient (p - y) x, p = 1/(1 + exp(-x.w)).
+
+    |p - y| < 1, approached as x.w goes to infinity on the wrong side: |gradient| <= |x| in either norm.
+    """
+
+    def losses(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        scores = settled(score(weights, samples.x)[1])
+        against = xp.where(samples.y == 1, -scores, scores)
+        return xp.where(known_class(samples.y, 2), xp.maximum(against, 0) + xp.log1p(xp.exp(-xp.abs(against))), 0)
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        x, scores = score(weights, samples.x)
+        usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
+        chance = 0.5 + 0.5 * xp.tanh(0.5 * scores)  # never overflows, unlike 1 / (1 + exp(-scores))
+        residual = xp.where(usable, chance - (samples.y == 1), 0)
+        return xp.where(usable[:, None], x, 0) * residual[:, None]
+
+
+@dataclass(frozen=True)
+class Svm(TwoClasses):
+    """weights [d], y in {0, 1}. Hinge loss max(0, 1 - s x.w) with s = 2y - 1, gradient -s x where s x.w < 1, else 0.
+
+    At the kink s x.w = 1 the subgradient is 0. |gradient| <= |x| in either norm, attained on the wrong side.
+    """
+
+    def losses(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        scores = settled(score(weights, samples.x)[1])
+        return xp.where(known_class(samples.y, 2), xp.maximum(1 - xp.where(samples.y == 1, scores, -scores), 0), 0)
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        x, scores = score(weights, samples.x)
+        sign = xp.where(samples.y == 1, 1, -1).astype(x.dtype)
+        active = (sign * scores < 1) & known_class(samples.y, 2)  # false where the score is NaN
+        return xp.where(active[:, None], x, 0) * xp.where(active, -sign, 0)[:, None]

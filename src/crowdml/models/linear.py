@@ -1,0 +1,79 @@
+"""Linear regression with Huber's loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crowdml.arrays import Array, Integers, Samples, namespace
+from crowdml.models.model import Norm, check_radius
+from crowdml.models.scores import LARGEST, score, settled
+
+__all__ = ["Linear"]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """weights [d], y a number with |y| <= bound. Huber loss of r = x.w - y, gradient clip(r, -width, width) x.
+
+    Loss r^2 / 2 for |r| <= width, width (|r| - width / 2) beyond: the clipped-gradient form of least squares, whose own
+    gradient has no bound. |gradient| <= width |x| in either norm, attained by every |r| >= width.
+    A prediction is a mistake where |r| > tolerance. Label cells are `bins` equal intervals of [-bound, bound].
+    """
+
+    dimension: int
+    width: float = 1.0
+    tolerance: float = 0.1
+    bound: float = 1.0
+    bins: int = 10
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dimension,)
+
+    @property
+    def classes(self) -> None:
+        return None
+
+    @property
+    def cells(self) -> int:
+        return self.bins
+
+    def losses(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        off = xp.abs(self.predict(weights, samples.x) - self._target(weights, samples))
+        inner = xp.minimum(off, self.width)
+        return xp.where(self._known(samples), inner * (off - 0.5 * inner), 0)
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        x, scores = score(weights, samples.x)
+        usable = (scores == scores) & self._known(samples)  # NaN alone differs from itself
+        slope = xp.clip(scores - self._target(weights, samples), -self.width, self.width)
+        # the entries of x are held to LARGEST, so that a width above 1 cannot carry them to infinity
+        x = xp.clip(xp.where(usable[:, None], x, 0), -LARGEST, LARGEST)
+        return x * xp.where(usable, slope, 0)[:, None]
+
+    def predict(self, weights: Array, x: Array) -> Array:
+        return settled(score(weights, x)[1])
+
+    def mistakes(self, weights: Array, samples: Samples) -> Integers:
+        xp = namespace(weights, samples.x)
+        off = xp.abs(self.predict(weights, samples.x) - self._target(weights, samples))
+        return ((off > self.tolerance) & self._known(samples)).astype(xp.int32)
+
+    def label_cells(self, samples: Samples) -> Integers:
+        xp = namespace(samples.y)
+        known = self._known(samples)
+        place = xp.floor((xp.where(known, samples.y, 0) / self.bound + 1) * (0.5 * self.bins))
+        cell = xp.clip(place, 0, self.bins - 1)  # y = bound belongs to the last bin
+        return ((cell[:, None] == xp.arange(self.bins)) & known[:, None]).astype(xp.int32)
+
+    def gradient_bound(self, norm: Norm, radius: float) -> float:
+        check_radius(norm, radius)
+        return self.width * radius
+
+    def _known(self, samples: Samples) -> Array:
+        return namespace(samples.y).abs(samples.y) <= self.bound  # false for NaN
+
+    def _target(self, weights: Array, samples: Samples) -> Array:
+        return namespace(samples.y).where(self._known(samples), samples.y, 0).astype(weights.dtype)

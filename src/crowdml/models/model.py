@@ -1,0 +1,76 @@
+"""What a model is: pure functions of public weights and private samples, and the bound that privacy rests on."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+from typing import Protocol as Interface
+
+from crowdml.arrays import Array, Integers, Samples
+from crowdml.errors import TaskError
+
+__all__ = ["Model", "Norm", "check_radius"]
+
+Norm = Literal["l1", "l2"]
+
+
+class Model(Interface):
+    """Loss, gradient and prediction of one kind of model. No noise, no state, no regulariser.
+
+    The same code runs on NumPy and under `jax.jit`, `vmap` and `scan`: no branch on a value, no shape that depends on
+    one. Results have the floating type of the weights, float32 or float64. lambda * w is public: the server adds it.
+
+    Nothing is ever NaN, and no gradient is infinite. A sample with a non-finite entry in x, or whose scores are not
+    finite or beyond 1e30 (huge weights), counts as the zero sample: gradient 0, and scores 0 for loss and prediction.
+    A sample with a label out of the public range contributes nothing: gradient, loss, mistake and label cells are 0.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weights."""
+        ...
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None where the label is a number."""
+        ...
+
+    @property
+    def cells(self) -> int:
+        """Number of label cells: the classes, or the public bins of a number."""
+        ...
+
+    def losses(self, weights: Array, samples: Samples) -> Array:
+        """Loss of each sample, [b]."""
+        ...
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        """Gradient of each sample's loss in the weights, [b, *shape]."""
+        ...
+
+    def predict(self, weights: Array, x: Array) -> Array:
+        """x [b, d] -> [b]: a class index (int32, the lowest of equals), or a number."""
+        ...
+
+    def mistakes(self, weights: Array, samples: Samples) -> Integers:
+        """1 where the prediction is wrong, 0 elsewhere: [b] int32."""
+        ...
+
+    def label_cells(self, samples: Samples) -> Integers:
+        """One row a sample with a 1 in the cell of its label: [b, cells] int32. It reads y alone."""
+        ...
+
+    def gradient_bound(self, norm: Norm, radius: float) -> float:
+        """Supremum, over all weights, labels and |x| <= radius in `norm`, of that norm of ONE sample's gradient.
+
+        Replacing one sample of a batch moves the sum of the gradients by at most twice this.
+        """
+        ...
+
+
+def check_radius(norm: str, radius: float) -> None:
+    """Refuse a norm that no bound is proved for, and a radius that bounds nothing."""
+    if norm not in ("l1", "l2"):
+        raise TaskError(f"no gradient bound is known in the norm {norm!r}. Use 'l1' or 'l2' for the features.")
+    if not (math.isfinite(radius) and radius > 0):
+        raise TaskError(f"features with |x| <= {radius!r} have no gradient bound. Use a positive, finite bound.")

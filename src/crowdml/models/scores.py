@@ -1,0 +1,37 @@
+"""Scores x @ w that are finite or marked, and the labels that count: the guards which all models share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crowdml.arrays import Array, namespace
+
+__all__ = ["LARGEST", "known_class", "score", "settled"]
+
+LARGEST = 1e30
+"""A score beyond this is as good as infinite: twice it is still a float32."""
+
+
+def score(weights: Array, x: Array) -> tuple[Array, Array]:
+    """x [b, d] in the type of the weights, and x @ weights with NaN where that is not finite or beyond `LARGEST`.
+
+    A non-finite entry of x makes every score of its sample NaN, whatever the (finite) weights, so the scores alone
+    show which samples cannot be used and x need not be searched. NaN then travels quietly: no infinity is left whose
+    difference would warn on NumPy. The product itself may overflow there, which is why it, and it alone, is silenced.
+    """
+    xp = namespace(weights, x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = xp.asarray(x, dtype=weights.dtype)
+        raw = x @ weights
+    return x, xp.where(xp.abs(raw) <= LARGEST, raw, xp.nan)
+
+
+def settled(scores: Array) -> Array:
+    """Scores with 0 in the place of NaN: those of the zero sample."""
+    return namespace(scores).where(scores == scores, scores, 0)  # NaN alone differs from itself
+
+
+def known_class(y: Array, classes: int) -> Array:
+    """[b] bool: y is one of 0, ..., classes - 1."""
+    known = (y >= 0) & (y < classes)
+    return known & (y == namespace(y).floor(y)) if y.dtype.kind == "f" else known
