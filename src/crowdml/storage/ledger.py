@@ -1,0 +1,590 @@
+"""The device's ledger: what every release has cost its samples, on disk before a byte is sent.
+
+One SQLite file holds the charges, the serials handed out, the messages that wait for their acknowledgement, and where
+each protocol stands. `Ledger.charge` writes all four in one transaction, so that a crash at any point leaves either
+nothing of a step or all of it: a message that can be sent has been paid for, and is sent as the same bytes.
+
+The totals are computed from the charges and stored nowhere. On doubt the ledger refuses: nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import quote
+
+from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
+from crowdml.privacy.losses import Loss, Total, parse_loss
+from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.storage.budget import Allowance, Budget, at_least, at_most, spent
+from crowdml.storage.migrations import apply, bring_up_to_date, migrations
+from crowdml.storage.spans import Coverage, Priced, covered, dearest
+
+NOTHING_SENT = "Nothing was charged and nothing was sent."
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release's loss on one span of samples: who is protected, from whom, under which neighbours (review, R0).
+
+    `loss` is that of one sample of the span, `device_loss` that of all of them replaced at once. Where the release
+    protects all of a device's data (`replace-device`) the two are the same.
+    """
+
+    task: bytes  # SHA-256 of the task file
+    mechanism: str  # the row of the protocol's table
+    loss: Loss
+    device_loss: Loss
+    observer: Observer
+    adjacency: Adjacency
+    first_sample: int  # serials, both included
+    last_sample: int
+    charged_at: str  # UTC, ISO 8601
+
+    def __post_init__(self) -> None:
+        if len(self.task) != 32:
+            raise LedgerError(
+                f"a charge names its task by 32 bytes, the SHA-256 of its file, and these are {len(self.task)}. "
+                f"{NOTHING_SENT} Pass the task's hash."
+            )
+        if not 0 <= self.first_sample <= self.last_sample < 2**62:
+            raise LedgerError(
+                f"a charge covers serials {self.first_sample} to {self.last_sample}: no such span. {NOTHING_SENT} "
+                "Pass the first and the last serial of the part, both included."
+            )
+        if self.adjacency is Adjacency.REPLACE_DEVICE and self.loss != self.device_loss:
+            raise LedgerError(
+                f"a replace-device charge protects all samples at once, and it names two losses: {self.loss} and "
+                f"{self.device_loss}. {NOTHING_SENT} Pass the same loss for both."
+            )
+        if not _is_utc(self.charged_at):
+            raise LedgerError(
+                f"a charge was made at {self.charged_at!r}, which is no UTC time in ISO 8601. {NOTHING_SENT} "
+                "Pass one like '2025-01-31T12:00:00+00:00'."
+            )
+
+    @property
+    def unit(self) -> Literal["sample", "device"]:
+        """Whose data the guarantee protects."""
+        return "device" if self.adjacency is Adjacency.REPLACE_DEVICE else "sample"
+
+    @property
+    def scope(self) -> Literal["release"]:
+        """What the loss covers: this release. Totals are computed from charges, and never stored as one."""
+        return "release"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What some charges add: to the dearest of their samples, to the device, and in samples not given before."""
+
+    sample: Total
+    device: Total
+    samples: int
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A sealed message that was paid for. Until it is acknowledged it is sent as these bytes and no others."""
+
+    task: bytes
+    seq: int
+    body: bytes
+
+
+@dataclass
+class _Seen:
+    """What the committed charges up to `last` add up to, so that each is read once."""
+
+    last: int = 0
+    device: Total = field(default_factory=Total)
+    given: Coverage = field(default_factory=Coverage)
+
+
+class Ledger:
+    """The ledger of one device, in one file. Its methods raise `LedgerError` where the file cannot be trusted or written.
+
+    `Ledger(":memory:")` forgets at the end. A file that is not there is made, readable by its owner alone; with
+    `must_exist` it is an error, for a device that lost its ledger does not know what it has given (design, 3.3).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, must_exist: bool = False) -> None:
+        self.path = os.fspath(path)
+        self._seen: dict[bytes | None, _Seen] = {}
+        self._dearest: dict[Hashable, tuple[int, tuple[int, Total] | None]] = {}
+        with self._explained():
+            if self.path == ":memory:":
+                self._connection = _connect(self.path)
+                apply(self._connection, migrations())
+            else:
+                self._prepare(must_exist=must_exist)
+                self._connection = _connect(_uri(self.path, "rw"))
+        try:
+            with self._explained():
+                for pragma in ("journal_mode = wal", "synchronous = full", "foreign_keys = on", "trusted_schema = off"):
+                    self._connection.execute(f"pragma {pragma}").fetchall()
+                flaws = self._connection.execute("pragma quick_check(1)").fetchone()
+                if flaws != ("ok",):
+                    raise self._corrupt(str(flaws[0] if flaws else "no answer"))
+                bring_up_to_date(self._connection, f"the ledger {self.path}")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Serials
+
+    def next_serial(self) -> int:
+        """The serial that the next sample will have: all below it were handed out."""
+        with self._transaction("deferred"):
+            return self._next_serial()
+
+    def take_serials(self, n: int) -> range:
+        """The serials of the next n samples of this device, over all its tasks. No serial is handed out twice."""
+        if n < 0:
+            raise LedgerError(f"{n} serials cannot be taken. {NOTHING_SENT} Ask for the number of new samples.")
+        with self._transaction("immediate"):
+            first = self._next_serial()
+            self._connection.execute("update serial set next = ?", (first + n,))
+        return range(first, first + n)
+
+    # Charge, then send
+
+    def charge(
+        self,
+        task: bytes,
+        charges: Sequence[Charge],
+        budgets: Iterable[Budget],
+        *,
+        outbox: Mapping[int, bytes] | None = None,
+        state: bytes | None = None,
+    ) -> None:
+        """Write one step of a task: its charges, its sealed messages by sequence number, and the protocol's state.
+
+        All of it or nothing, on disk when this returns. Raises `BudgetExhausted` where any of the budgets does not
+        allow the charges; then nothing was written and nothing may be sent.
+        """
+        budgets = tuple(budgets)
+        stray = next((charge for charge in charges if charge.task != task), None)
+        if stray is not None:
+            raise LedgerError(
+                f"a step of task {_name(task)} holds a charge of task {_name(stray.task)}. {NOTHING_SENT} "
+                "Write each task's step by itself."
+            )
+        with self._transaction("immediate"):
+            self._check(charges, budgets)
+            write = self._connection.execute
+            write("insert into task (hash) values (?) on conflict do nothing", (task,))
+            for charge in charges:
+                write(_INSERT_CHARGE, _row(charge))
+            for seq, body in (outbox or {}).items():
+                if write("select 1 from outbox where task = ? and seq = ?", (task, seq)).fetchone():
+                    raise LedgerError(
+                        f"task {_name(task)}: message {seq} was written before. {NOTHING_SENT} "
+                        "Send the bytes of `resend`, or seal the new message under `next_seq`."
+                    )
+                write("insert into outbox (task, seq, body) values (?, ?, ?)", (task, seq, body))
+            if state is not None:
+                write(
+                    "insert into state (task, body) values (?, ?) on conflict (task) do update set body = excluded.body",
+                    (task, state),
+                )
+
+    def next_seq(self, task: bytes) -> int:
+        """The number under which this task's next message is sealed."""
+        with self._transaction("deferred"):
+            row = self._connection.execute("select max(seq) from outbox where task = ?", (task,)).fetchone()
+            return 0 if row[0] is None else row[0] + 1
+
+    def resend(self, task: bytes | None = None) -> tuple[Outgoing, ...]:
+        """What was paid for and not acknowledged, oldest first. To send it again is free: these are the same bytes."""
+        with self._transaction("deferred"):
+            rows = self._connection.execute(
+                "select task, seq, body from outbox where acknowledged = 0 and (?1 is null or task = ?1) order by rowid",
+                (task,),
+            )
+            return tuple(Outgoing(*row) for row in rows)
+
+    def acknowledge(self, task: bytes, seq: int) -> None:
+        """The server has it: forget the bytes. A second acknowledgement changes nothing."""
+        with self._transaction("immediate"):
+            if not self._connection.execute("select 1 from outbox where task = ? and seq = ?", (task, seq)).fetchone():
+                raise LedgerError(
+                    f"task {_name(task)}: message {seq} was acknowledged and never written here. Nothing was changed. "
+                    "Look whether two devices share one key."
+                )
+            self._connection.execute(
+                "update outbox set acknowledged = 1, body = null where task = ? and seq = ? and acknowledged = 0",
+                (task, seq),
+            )
+
+    def state(self, task: bytes) -> bytes | None:
+        """The protocol's state after its last step that was written; None before the first."""
+        with self._transaction("deferred"):
+            row = self._connection.execute("select body from state where task = ?", (task,)).fetchone()
+            return None if row is None else row[0]
+
+    # Totals
+
+    def price(self, charges: Sequence[Charge], delta: float) -> Price:
+        """What these charges would add, on samples charged for nothing else; the dearest sample is that at delta."""
+        with self._transaction("deferred"):
+            top = dearest(map(_priced, charges), lambda total: total.epsilon(delta))
+            seen = self._seen_by(None)
+            return Price(
+                Total() if top is None else top[1],
+                Total.of(charge.device_loss for charge in charges),
+                sum(seen.given.missing(first, last) for first, last in covered(map(_span, charges))),
+            )
+
+    def check(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
+        """Raise `BudgetExhausted` unless every one of the budgets allows the charges. Nothing is written."""
+        with self._transaction("deferred"):
+            self._check(charges, tuple(budgets))
+
+    def sample_total(self, serial: int) -> Total:
+        """What this sample has paid, over all tasks."""
+        with self._transaction("deferred"):
+            return Total.of(total for _, _, total in self._spans(None, serial, serial))
+
+    def dearest_sample(self, delta: float) -> tuple[int, Total] | None:
+        """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge."""
+        with self._transaction("deferred"):
+            return self._dearest_of(None, delta, lambda total: total.epsilon(delta))
+
+    def device_total(self) -> Total:
+        """What all releases together cost if all samples that this device ever gave are replaced."""
+        with self._transaction("deferred"):
+            return self._seen_by(None).device
+
+    def samples_given(self) -> int:
+        """How many samples any release has used."""
+        with self._transaction("deferred"):
+            return self._seen_by(None).given.size
+
+    def allowance(self, budget: Budget) -> Allowance:
+        """What is left of a budget. Fresh samples have all of its epsilon; the dearest one has the epsilon given here."""
+        with self._transaction("deferred"):
+            seen = self._seen_by(budget.task)
+            used = self._dearest_of(budget.task, budget, lambda total: spent(budget.sample_filter, total))
+            left = budget.epsilon - spent(budget.sample_filter, used[1] if used else Total())
+            device_left = None
+            if budget.device_filter is not None:
+                device_left = budget.device_filter.epsilon - spent(budget.device_filter, seen.device)
+            return Allowance(
+                max(0.0, float(left)),
+                max(0, budget.samples - seen.given.size),
+                None if device_left is None else max(0.0, float(device_left)),
+            )
+
+    def charges(self, task: bytes | None = None) -> tuple[Charge, ...]:
+        """What was charged, newest first."""
+        with self._transaction("deferred"):
+            rows = self._connection.execute(
+                "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, charged_at "
+                "from charge where ?1 is null or task = ?1 order by id desc",
+                (task,),
+            )
+            return tuple(self._charge(row) for row in rows)
+
+    # Inside a transaction
+
+    def _next_serial(self) -> int:
+        row = self._connection.execute("select next from serial").fetchone()
+        if row is None:
+            raise self._corrupt("the counter of serials is gone")
+        return row[0]
+
+    def _check(self, charges: Sequence[Charge], budgets: tuple[Budget, ...]) -> None:
+        if not charges:
+            return
+        name, after = _name(charges[0].task), max(charge.last_sample for charge in charges)
+        if after >= self._next_serial():
+            raise LedgerError(
+                f"task {name}: a charge covers serial {after}, and {self._next_serial()} is the next to be handed out. "
+                f"{NOTHING_SENT} Number the samples with `take_serials` first."
+            )
+        if not budgets:
+            raise BudgetExhausted(
+                f"task {name}: no budget was given, and without one nothing is allowed. Nothing was sent. "
+                "Set one with `crowdml budget set`."
+            )
+        for budget in budgets:
+            self._check_one(name, [charge for charge in charges if budget.task in (None, charge.task)], budget)
+
+    def _check_one(self, name: str, charges: Sequence[Charge], budget: Budget) -> None:
+        whose, remedy = (
+            "of your budget over all tasks",
+            "Raise the budget with `crowdml budget set`, or leave the task.",
+        )
+        if budget.task is not None:
+            whose, remedy = (
+                "of what this task may take",
+                "It goes on with new samples where it may take more; or leave it.",
+            )
+        seen, spans = self._seen_by(budget.task), covered(map(_span, charges))
+
+        new, samples_left = sum(seen.given.missing(*span) for span in spans), budget.samples - seen.given.size
+        if new > max(0, samples_left):
+            raise BudgetExhausted(
+                f"task {name}: this check-in gives {new} new samples, and {max(0, samples_left)} of {budget.samples} "
+                f"are left {whose}. Nothing was sent. {remedy}"
+            )
+
+        before = [priced for span in spans for priced in self._spans(budget.task, *span)]
+        top = dearest([*before, *map(_priced, charges)], lambda total: spent(budget.sample_filter, total))
+        if top is not None and not budget.sample_filter.allows(Total(), top[1]):
+            paid = spent(budget.sample_filter, Total.of(total for a, b, total in before if a <= top[0] <= b))
+            raise BudgetExhausted(
+                f"task {name}: this check-in costs sample {top[0]} "
+                f"ε={at_least(spent(budget.sample_filter, top[1]) - paid)}, and ε={at_most(budget.epsilon - paid)} of "
+                f"{at_most(budget.epsilon)} is left {whose}. Nothing was sent. {remedy}"
+            )
+
+        cap, cost = budget.device_filter, Total.of(charge.device_loss for charge in charges)
+        if cap is not None and not cap.allows(seen.device, cost):
+            paid = spent(cap, seen.device)
+            raise BudgetExhausted(
+                f"task {name}: this check-in costs the device ε={at_least(spent(cap, seen.device + cost) - paid)}, and "
+                f"ε={at_most(cap.epsilon - paid)} of {at_most(cap.epsilon)} is left {whose}. Nothing was sent. {remedy}"
+            )
+
+    def _spans(self, task: bytes | None, first: int, last: int) -> Iterator[Priced]:
+        """The charges that meet serials first to last, cut to them."""
+        rows = self._connection.execute(_OVERLAPPING, {"task": task, "first": first, "last": last})
+        for loss, a, b, times in rows.fetchall():
+            yield a, b, Total.of([self._loss(loss)]).scaled(times)
+
+    def _seen_by(self, task: bytes | None) -> _Seen:
+        """Read the charges since the last time."""
+        seen = self._seen.setdefault(task, _Seen())
+        last = self._last_charge()
+        if last > seen.last:
+            since = {"seen": seen.last, "task": task}
+            losses = self._connection.execute(
+                f"select device_loss, count(*) {_SINCE} group by device_loss", since
+            ).fetchall()
+            spans = self._connection.execute(f"select first_sample, last_sample {_SINCE}", since).fetchall()
+            device = Total.of([seen.device, *(Total.of([self._loss(loss)]).scaled(times) for loss, times in losses)])
+            for first, end in spans:
+                seen.given.add(first, end)
+            seen.device, seen.last = device, last
+        return seen
+
+    def _dearest_of(
+        self, task: bytes | None, key: Hashable, cost: Callable[[Total], Fraction | float]
+    ) -> tuple[int, Total] | None:
+        """Totals only grow, and only under new charges: look again where those lie, and at the dearest so far."""
+        before, top = self._dearest.get((task, key), (0, None))
+        last = self._last_charge()
+        if last > before:
+            first_sample, last_sample = self._connection.execute(
+                f"select min(first_sample), max(last_sample) {_SINCE}", {"seen": before, "task": task}
+            ).fetchone()
+            if first_sample is not None:
+                found = dearest(self._spans(task, first_sample, last_sample), cost)
+                if top is None or (found is not None and cost(found[1]) > cost(top[1])):
+                    top = found
+            self._dearest[(task, key)] = last, top
+        return top
+
+    def _last_charge(self) -> int:
+        return self._connection.execute("select coalesce(max(id), 0) from charge").fetchone()[0]
+
+    def _loss(self, text: str) -> Loss:
+        try:
+            return _parse(text)
+        except GuaranteeError as error:
+            raise self._corrupt(f"a charge holds the loss {text!r}") from error
+
+    def _charge(self, row: tuple[Any, ...]) -> Charge:
+        task, mechanism, loss, device_loss, observer, adjacency, first, last, charged_at = row
+        return Charge(
+            task,
+            mechanism,
+            self._loss(loss),
+            self._loss(device_loss),
+            Observer(observer),
+            Adjacency(adjacency),
+            first,
+            last,
+            charged_at,
+        )
+
+    # The file
+
+    def _prepare(self, *, must_exist: bool) -> None:
+        """Make the file where there is none: whole and under its name in one step, so that half a ledger has no name."""
+        path = Path(self.path)
+        if path.exists():
+            if os.name == "posix" and path.stat().st_mode & 0o077:
+                path.chmod(0o600)
+            return
+        remains = [name for name in (f"{self.path}-wal", f"{self.path}-journal") if Path(name).exists()]
+        if must_exist or remains:
+            found = f", though {remains[0]} is" if remains else ""
+            raise LedgerError(
+                f"the ledger {self.path} is not there{found}: what this device has given is not known. Nothing was sent. "
+                "Restore the file from its backup."
+            )
+        handle, draft = tempfile.mkstemp(prefix=f"{path.name}.new-", dir=path.parent)  # mode 0600
+        os.close(handle)
+        try:
+            connection = _connect(_uri(draft, "rw"))
+            try:
+                connection.execute("pragma synchronous = full")
+                apply(connection, migrations())
+            finally:
+                connection.close()
+            with contextlib.suppress(FileExistsError):  # another process was first: its ledger is the ledger
+                os.link(draft, path)
+        finally:
+            os.unlink(draft)
+        if os.name == "posix":
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: Literal["deferred", "immediate"]) -> Iterator[None]:
+        with self._explained():
+            self._connection.execute(f"begin {kind}")
+            try:
+                yield
+                self._connection.execute("commit")
+            except BaseException:
+                if self._connection.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):  # what was not committed is gone either way
+                        self._connection.execute("rollback")
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say in one sentence what the disk or SQLite said in a word."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        except OSError as error:
+            raise self._unwritten(error.strerror or str(error)) from error
+
+    def _explain(self, error: sqlite3.Error) -> LedgerError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+            return self._unwritten(str(error))
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return LedgerError(
+                f"the ledger {self.path} is in use by another process ({error}). {NOTHING_SENT} "
+                "Stop the other one, or try again."
+            )
+        if isinstance(error, sqlite3.IntegrityError):
+            return LedgerError(f"the ledger {self.path} refused: {error}. {NOTHING_SENT} Report this as a bug.")
+        return self._corrupt(str(error))
+
+    def _unwritten(self, reason: str) -> LedgerError:
+        room = ""
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(Path(self.path).resolve().parent).free
+            room = f" There are {free:,} bytes free on its disk."
+        return LedgerError(
+            f"the ledger {self.path} could not be written: {reason}.{room} {NOTHING_SENT} "
+            "Free some space, or see to the folder's permissions, and try again."
+        )
+
+    def _corrupt(self, flaw: str) -> LedgerError:
+        return LedgerError(
+            f"the ledger {self.path} cannot be trusted: {flaw}. Nothing was sent. Restore the file from its backup."
+        )
+
+
+_INSERT_CHARGE = """
+insert into charge (task, mechanism, loss, device_loss, unit, adjacency, observer, scope,
+                    first_sample, last_sample, level, charged_at)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+_SINCE = "from charge where id > :seen and (:task is null or task = :task)"
+
+# Each level that occurs, then a range of the index in each: a span of that level which meets the serials begins no
+# more than 2^level before them.
+_OVERLAPPING = """
+with recursive present (level) as (
+    select min(level) from charge
+    union all
+    select (select min(level) from charge where level > present.level) from present where present.level is not null
+)
+select loss, max(first_sample, :first), min(last_sample, :last), count(*)
+from present cross join charge on charge.level = present.level
+where first_sample between :first - (1 << present.level) and :last and last_sample >= :first
+  and (:task is null or task = :task)
+group by 1, 2, 3
+"""
+
+
+def _row(charge: Charge) -> tuple[Any, ...]:
+    return (
+        charge.task,
+        charge.mechanism,
+        str(charge.loss),
+        str(charge.device_loss),
+        charge.unit,
+        charge.adjacency.value,
+        charge.observer.value,
+        charge.scope,
+        charge.first_sample,
+        charge.last_sample,
+        (charge.last_sample - charge.first_sample).bit_length(),
+        charge.charged_at,
+    )
+
+
+def _span(charge: Charge) -> tuple[int, int]:
+    return charge.first_sample, charge.last_sample
+
+
+def _priced(charge: Charge) -> Priced:
+    return charge.first_sample, charge.last_sample, Total.of([charge.loss])
+
+
+def _name(task: bytes) -> str:
+    return task.hex()[:12]
+
+
+def _is_utc(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).utcoffset() == timedelta(0)
+    except ValueError:
+        return False
+
+
+def _connect(target: str) -> sqlite3.Connection:
+    return sqlite3.connect(target, uri=target.startswith("file:"), isolation_level=None, timeout=10.0)
+
+
+def _uri(path: str, mode: str) -> str:
+    return f"file:{quote(os.path.abspath(path))}?mode={mode}"
+
+
+_parse = lru_cache(maxsize=4096)(parse_loss)
