@@ -139,7 +139,7 @@ def classical_sigma(epsilon: float, delta: float, *, as_published: bool = False)
     if epsilon >= 1.0 and not as_published:
         raise GuaranteeError(
             f"the classical Gaussian formula is proved for epsilon below 1, and epsilon is {epsilon:g} (its "
-            "noise is too small from about 8 on). Use gaussian_sigma(sensitivity, rho_for(epsilon, delta)); to reproduce "
-            "a paper, pass as_published=True."
+            "noise is too small from about 8 on). Use gaussian_sigma(sensitivity, rho_for(epsilon, delta)); to redo a "
+            "paper, pass as_published=True."
         )
     return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from numbers import Rational
 
@@ -309,13 +310,17 @@ class Total:
         return _up(divergence) * (1.0 + SAFETY) + value + error
 
     def _order(self, delta: float) -> float:
-        """The order whose conversion gives the least epsilon."""
-        if self.orders:
-            return float(min(self.orders, key=lambda order: self._converted(float(order), delta)))
+        """The order whose conversion gives the least epsilon.
+
+        Renyi values are constant from one listed order to the next, so the least is at a listed order or where the
+        rest of the formula has its own least, with the pure part as zCDP or as it is.
+        """
         pure, squares, zcdp = _up(self.pure), _up(self.squares), _up(self.zcdp)
-        as_zcdp = _least(lambda order: order * (squares + zcdp) + _conversion(order, delta)[0])
-        as_pure = _least(lambda order: order * zcdp + _conversion(order, delta)[0]) if zcdp > 0.0 < pure else as_zcdp
-        return min((as_zcdp, as_pure), key=lambda order: self._converted(order, delta))
+        orders = [float(order) for order in self.orders]
+        orders.append(_least(lambda order: order * (squares + zcdp) + _conversion(order, delta)[0]))
+        if pure > 0.0 and zcdp > 0.0:
+            orders.append(_least(lambda order: order * zcdp + _conversion(order, delta)[0]))
+        return min(orders, key=lambda order: self._converted(order, delta))
 
 
 def _at(orders: tuple[int, ...], values: tuple[Fraction, ...], order: Fraction | int) -> Fraction | None:
@@ -340,6 +345,12 @@ def _add_renyi(one: Total, other: Total) -> tuple[tuple[int, ...], tuple[Fractio
 def _check_delta(delta: float) -> None:
     if not 0.0 <= delta < 1.0:
         raise GuaranteeError(f"delta is {delta!r}. Use 0 for pure losses, or a number far below 1 / samples, as 1e-6.")
+
+
+@lru_cache(maxsize=256)
+def _zcdp_order(epsilon: Fraction, delta: float) -> float:
+    """The order at which a budget holds the largest rho."""
+    return _least(lambda order: (_conversion(order, delta)[0] - float(epsilon)) / order)
 
 
 @dataclass(frozen=True)
@@ -381,7 +392,7 @@ class Filter:
         if plan is not None and plan != Total():
             order = plan._order(delta)
         else:
-            order = _least(lambda a: -(float(budget) - _conversion(a, delta)[0]) / a)
+            order = _zcdp_order(budget, delta)
         return Filter(budget, delta, Fraction(order))
 
     @property
