@@ -90,21 +90,15 @@ class DiscreteLaplace:
         return math.tanh(rate / 2) * np.exp(-rate * np.abs(np.asarray(k, np.float64)))
 
     def tail(self, bits: int) -> int:
-        # P(|X| > t) = 2 q^(t+1) / (1 + q), with q = exp(-1 / scale); a guess that integers then correct
-        guess = math.ceil(self.scale * Fraction((bits + 1) * math.log(2))) - 1
-        t = max(0, guess)
-        while self._beyond(t, bits):
-            t += 1
-        while t > 0 and not self._beyond(t - 1, bits):
-            t -= 1
-        return t
+        return _first(lambda t: not self._beyond(t, bits), 0)
 
     def thresholds(self, bits: int) -> list[int]:
         part = Geometric(self.scale)
         return _enclose(part._ratios, part._depth, bits, sides=2)
 
     def _beyond(self, t: int, bits: int) -> bool:
-        """Whether P(|X| > t) >= 2^-bits. The two are never equal: powers of e are not rational."""
+        """Whether P(|X| > t) = 2 q^(t+1) / (1 + q) is at least 2^-bits; never equal, for q = exp(-1 / scale) is no root
+        of a polynomial with integer coefficients."""
         precision = bits + 64
         while True:
             power, ratio = (exp_minus(x / self.scale, precision) for x in (Fraction(t + 1), Fraction(1)))
@@ -287,7 +281,7 @@ def _tail(law: Law, depth: Callable[[int], float], bits: int) -> int:
     if bits <= 900:
         last = _first(lambda k: depth(k) > (bits + 1) * math.log(2) + 40, 2)
         weights = law.pmf(np.arange(last + 1))
-        beyond = 2 * (np.cumsum(weights[::-1])[::-1] - weights)  # P(|X| > t) at t
+        beyond = 2 * np.append(np.cumsum(weights[:0:-1])[::-1], 0)  # P(|X| > t) at t
         goal = 2.0**-bits
         t = int(np.argmax(beyond < goal))
         if beyond[t] < goal * (1 - 1e-6) and (t == 0 or beyond[t - 1] > goal * (1 + 1e-6)):
@@ -315,4 +309,6 @@ def _first(holds: Callable[[int], bool], at_least: int) -> int:
 
 def _positive(name: str, value: Fraction) -> None:
     if value <= 0:
-        raise TaskError(f"{name} is {value}, and noise needs one above zero. Nothing was drawn. Silence is the way to none.")
+        raise TaskError(
+            f"{name} is {value}, and noise needs one above zero. Nothing was drawn. Name a positive {name}."
+        )

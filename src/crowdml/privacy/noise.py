@@ -163,7 +163,9 @@ class Silence:
 @lru_cache(maxsize=64)
 def _table(law: Thresholds) -> Words:
     """The thresholds of the first look, built once per law: up to 2.6 MB at sigma = 2^15, a few hundred bytes at 1."""
-    return np.array(law.thresholds(WORD), dtype=np.uint64)
+    table = np.array(law.thresholds(WORD), dtype=np.uint64)
+    table.flags.writeable = False
+    return table
 
 
 def _size(like: Array) -> int:
@@ -171,7 +173,7 @@ def _size(like: Array) -> int:
 
 
 def _shaped(values: Counts, like: Array) -> Integers:
-    """As int32. A value outside is held at the edge, which any reader could do; it happens less than once in 2^700."""
+    """As int32. A value outside is held at the edge, which any reader could do; it happens less than once in 2^90000."""
     edge = np.iinfo(np.int32)
     return values.clip(edge.min, edge.max).astype(np.int32).reshape(np.shape(like))
 
