@@ -389,10 +389,7 @@ class Filter:
         budget = _non_negative("epsilon", exact(epsilon))
         if delta == 0.0:
             return Filter(budget, delta, None)
-        if plan is not None and plan != Total():
-            order = plan._order(delta)
-        else:
-            order = _zcdp_order(budget, delta)
+        order = _zcdp_order(budget, delta) if plan is None or plan == Total() else plan._order(delta)
         return Filter(budget, delta, Fraction(order))
 
     @property
