@@ -72,7 +72,7 @@ class SystemSource:
         """X = G or -1 - G, and G = m H + L, with independent H, L and choice: three small tables at any scale."""
         _at_most("scale", scale, LARGEST)
         size = _size(like)
-        m = 1 << (max(1, round(44 * scale)).bit_length() // 2)  # as many blocks as places in a block, about
+        m = _block(scale)
         g = m * self._draw(Geometric(scale / m), size)[0] + self._draw(Geometric(scale, below=m), size)[0]
         negative = self._draw(Geometric(scale, below=2), size)[0]
         return _shaped(np.where(negative, -1 - g, g), like)
@@ -168,12 +168,17 @@ def _table(law: Thresholds) -> Words:
     return table
 
 
+def _block(scale: Fraction) -> int:
+    """Places in a block of a geometric variable: about as many as there are blocks within 63 bits of probability."""
+    return 1 << (max(1, round(44 * scale)).bit_length() // 2)
+
+
 def _size(like: Array) -> int:
     return int(np.prod(np.shape(like), dtype=np.int64))
 
 
 def _shaped(values: Counts, like: Array) -> Integers:
-    """As int32. A value outside is held at the edge, which any reader could do; it happens less than once in 2^90000."""
+    """As int32. A value outside, less likely than 2^-90000, is held at the edge, which any reader could do."""
     edge = np.iinfo(np.int32)
     return values.clip(edge.min, edge.max).astype(np.int32).reshape(np.shape(like))
 
