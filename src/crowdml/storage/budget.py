@@ -73,14 +73,15 @@ def spent(budget: Filter, total: Total) -> Fraction | float:
     return min(pure, max(Fraction(0), divergence + budget.epsilon - limit))
 
 
-def at_least(value: Fraction | float) -> str:
-    """Four digits, rounded up."""
-    return _digits(value, ROUND_CEILING)
-
-
-def at_most(value: Fraction | float) -> str:
-    """Four digits, rounded down; nothing is left of what is overspent."""
-    return _digits(max(value, Fraction(0)), ROUND_FLOOR)
+def shortfall(budget: Filter, before: Total, after: Total) -> str:
+    """'ε=0.2, and ε=0.1 of 1 is left': the cost is rounded up, what is left down, so that one exceeds the other."""
+    spent_before, spent_after = spent(budget, before), spent(budget, after)
+    cost = math.inf if spent_after == math.inf else spent_after - spent_before
+    left = max(Fraction(0), budget.epsilon - spent_before)
+    return (
+        f"ε={_digits(cost, ROUND_CEILING)}, and ε={_digits(left, ROUND_FLOOR)} of "
+        f"{_digits(budget.epsilon, ROUND_FLOOR)} is left"
+    )
 
 
 def _digits(value: Fraction | float, rounding: str) -> str:

@@ -14,9 +14,10 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from urllib.parse import quote
 from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
 from crowdml.privacy.losses import Loss, Total, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
-from crowdml.storage.budget import Allowance, Budget, at_least, at_most, spent
+from crowdml.storage.budget import Allowance, Budget, shortfall, spent
 from crowdml.storage.migrations import apply, bring_up_to_date, migrations
 from crowdml.storage.spans import Coverage, Priced, covered, dearest
 
@@ -112,7 +113,7 @@ class _Seen:
 
 
 class Ledger:
-    """The ledger of one device, in one file. Its methods raise `LedgerError` where the file cannot be trusted or written.
+    """The ledger of one device, in one file. A file that cannot be trusted or written is a `LedgerError`.
 
     `Ledger(":memory:")` forgets at the end. A file that is not there is made, readable by its owner alone; with
     `must_exist` it is an error, for a device that lost its ledger does not know what it has given (design, 3.3).
@@ -184,15 +185,8 @@ class Ledger:
         All of it or nothing, on disk when this returns. Raises `BudgetExhausted` where any of the budgets does not
         allow the charges; then nothing was written and nothing may be sent.
         """
-        budgets = tuple(budgets)
-        stray = next((charge for charge in charges if charge.task != task), None)
-        if stray is not None:
-            raise LedgerError(
-                f"a step of task {_name(task)} holds a charge of task {_name(stray.task)}. {NOTHING_SENT} "
-                "Write each task's step by itself."
-            )
         with self._transaction("immediate"):
-            self._check(charges, budgets)
+            self._check(task, charges, budgets)
             write = self._connection.execute
             write("insert into task (hash) values (?) on conflict do nothing", (task,))
             for charge in charges:
@@ -205,10 +199,7 @@ class Ledger:
                     )
                 write("insert into outbox (task, seq, body) values (?, ?, ?)", (task, seq, body))
             if state is not None:
-                write(
-                    "insert into state (task, body) values (?, ?) on conflict (task) do update set body = excluded.body",
-                    (task, state),
-                )
+                write(_WRITE_STATE, (task, state))
 
     def next_seq(self, task: bytes) -> int:
         """The number under which this task's next message is sealed."""
@@ -220,7 +211,8 @@ class Ledger:
         """What was paid for and not acknowledged, oldest first. To send it again is free: these are the same bytes."""
         with self._transaction("deferred"):
             rows = self._connection.execute(
-                "select task, seq, body from outbox where acknowledged = 0 and (?1 is null or task = ?1) order by rowid",
+                "select task, seq, body from outbox "
+                "where acknowledged = 0 and (?1 is null or task = ?1) order by rowid",
                 (task,),
             )
             return tuple(Outgoing(*row) for row in rows)
@@ -257,10 +249,10 @@ class Ledger:
                 sum(seen.given.missing(first, last) for first, last in covered(map(_span, charges))),
             )
 
-    def check(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
-        """Raise `BudgetExhausted` unless every one of the budgets allows the charges. Nothing is written."""
+    def check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
+        """Raise `BudgetExhausted` unless all the budgets allow this task these charges. Nothing is written."""
         with self._transaction("deferred"):
-            self._check(charges, tuple(budgets))
+            self._check(task, charges, budgets)
 
     def sample_total(self, serial: int) -> Total:
         """What this sample has paid, over all tasks."""
@@ -283,7 +275,7 @@ class Ledger:
             return self._seen_by(None).given.size
 
     def allowance(self, budget: Budget) -> Allowance:
-        """What is left of a budget. Fresh samples have all of its epsilon; the dearest one has the epsilon given here."""
+        """What is left of a budget. A fresh sample has all of its epsilon; the dearest one, what is said here."""
         with self._transaction("deferred"):
             seen = self._seen_by(budget.task)
             used = self._dearest_of(budget.task, budget, lambda total: spent(budget.sample_filter, total))
@@ -315,58 +307,59 @@ class Ledger:
             raise self._corrupt("the counter of serials is gone")
         return row[0]
 
-    def _check(self, charges: Sequence[Charge], budgets: tuple[Budget, ...]) -> None:
+    def _check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
         if not charges:
             return
-        name, after = _name(charges[0].task), max(charge.last_sample for charge in charges)
+        name, after = _name(task), max(charge.last_sample for charge in charges)
+        stray = next((charge for charge in charges if charge.task != task), None)
+        if stray is not None:
+            raise LedgerError(
+                f"a step of task {name} holds a charge of task {_name(stray.task)}. {NOTHING_SENT} "
+                "Write each task's step by itself."
+            )
         if after >= self._next_serial():
             raise LedgerError(
                 f"task {name}: a charge covers serial {after}, and {self._next_serial()} is the next to be handed out. "
                 f"{NOTHING_SENT} Number the samples with `take_serials` first."
             )
-        if not budgets:
+        held = [budget for budget in budgets if budget.task in (None, task)]
+        if not held:
             raise BudgetExhausted(
                 f"task {name}: no budget was given, and without one nothing is allowed. Nothing was sent. "
                 "Set one with `crowdml budget set`."
             )
-        for budget in budgets:
-            self._check_one(name, [charge for charge in charges if budget.task in (None, charge.task)], budget)
+        for budget in held:
+            self._check_one(name, charges, budget)
 
     def _check_one(self, name: str, charges: Sequence[Charge], budget: Budget) -> None:
-        whose, remedy = (
-            "of your budget over all tasks",
-            "Raise the budget with `crowdml budget set`, or leave the task.",
-        )
-        if budget.task is not None:
-            whose, remedy = (
-                "of what this task may take",
-                "It goes on with new samples where it may take more; or leave it.",
-            )
+        if budget.task is None:
+            whose, remedy = "of your budget for all tasks", "Raise it with `crowdml budget set`, or leave the task."
+        else:
+            whose, remedy = "of what the task itself may take", "Wait for new samples, or leave the task."
         seen, spans = self._seen_by(budget.task), covered(map(_span, charges))
 
         new, samples_left = sum(seen.given.missing(*span) for span in spans), budget.samples - seen.given.size
         if new > max(0, samples_left):
             raise BudgetExhausted(
                 f"task {name}: this check-in gives {new} new samples, and {max(0, samples_left)} of {budget.samples} "
-                f"are left {whose}. Nothing was sent. {remedy}"
+                f"are left {whose}. Nothing was sent. "
+                + (remedy if budget.task is None else "The task has all that it asked for: leave it.")
             )
 
         before = [priced for span in spans for priced in self._spans(budget.task, *span)]
         top = dearest([*before, *map(_priced, charges)], lambda total: spent(budget.sample_filter, total))
         if top is not None and not budget.sample_filter.allows(Total(), top[1]):
-            paid = spent(budget.sample_filter, Total.of(total for a, b, total in before if a <= top[0] <= b))
+            paid = Total.of(total for a, b, total in before if a <= top[0] <= b)
             raise BudgetExhausted(
-                f"task {name}: this check-in costs sample {top[0]} "
-                f"ε={at_least(spent(budget.sample_filter, top[1]) - paid)}, and ε={at_most(budget.epsilon - paid)} of "
-                f"{at_most(budget.epsilon)} is left {whose}. Nothing was sent. {remedy}"
+                f"task {name}: this check-in costs sample {top[0]} {shortfall(budget.sample_filter, paid, top[1])} "
+                f"{whose}. Nothing was sent. {remedy}"
             )
 
         cap, cost = budget.device_filter, Total.of(charge.device_loss for charge in charges)
         if cap is not None and not cap.allows(seen.device, cost):
-            paid = spent(cap, seen.device)
             raise BudgetExhausted(
-                f"task {name}: this check-in costs the device ε={at_least(spent(cap, seen.device + cost) - paid)}, and "
-                f"ε={at_most(cap.epsilon - paid)} of {at_most(cap.epsilon)} is left {whose}. Nothing was sent. {remedy}"
+                f"task {name}: this check-in costs the device {shortfall(cap, seen.device, seen.device + cost)} "
+                f"{whose}. Nothing was sent. {remedy}"
             )
 
     def _spans(self, task: bytes | None, first: int, last: int) -> Iterator[Priced]:
@@ -414,7 +407,7 @@ class Ledger:
     def _loss(self, text: str) -> Loss:
         try:
             return _parse(text)
-        except GuaranteeError as error:
+        except (GuaranteeError, ValueError) as error:  # not a loss, or one too long to read
             raise self._corrupt(f"a charge holds the loss {text!r}") from error
 
     def _charge(self, row: tuple[Any, ...]) -> Charge:
@@ -434,7 +427,7 @@ class Ledger:
     # The file
 
     def _prepare(self, *, must_exist: bool) -> None:
-        """Make the file where there is none: whole and under its name in one step, so that half a ledger has no name."""
+        """Make the file where there is none. It gets its name when it is whole: half a ledger is never found."""
         path = Path(self.path)
         if path.exists():
             if os.name == "posix" and path.stat().st_mode & 0o077:
@@ -444,8 +437,8 @@ class Ledger:
         if must_exist or remains:
             found = f", though {remains[0]} is" if remains else ""
             raise LedgerError(
-                f"the ledger {self.path} is not there{found}: what this device has given is not known. Nothing was sent. "
-                "Restore the file from its backup."
+                f"the ledger {self.path} is not there{found}: what this device has given is not known. "
+                "Nothing was sent. Restore the file from its backup."
             )
         handle, draft = tempfile.mkstemp(prefix=f"{path.name}.new-", dir=path.parent)  # mode 0600
         os.close(handle)
@@ -468,7 +461,7 @@ class Ledger:
                 os.close(folder)
 
     @contextlib.contextmanager
-    def _transaction(self, kind: Literal["deferred", "immediate"]) -> Iterator[None]:
+    def _transaction(self, kind: Literal["deferred", "immediate"]) -> Generator[None]:
         with self._explained():
             self._connection.execute(f"begin {kind}")
             try:
@@ -481,7 +474,7 @@ class Ledger:
                 raise
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self) -> Generator[None]:
         """Say in one sentence what the disk or SQLite said in a word."""
         try:
             yield
@@ -523,6 +516,10 @@ _INSERT_CHARGE = """
 insert into charge (task, mechanism, loss, device_loss, unit, adjacency, observer, scope,
                     first_sample, last_sample, level, charged_at)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+_WRITE_STATE = """
+insert into state (task, body) values (?, ?) on conflict (task) do update set body = excluded.body
 """
 
 _SINCE = "from charge where id > :seen and (:task is null or task = :task)"

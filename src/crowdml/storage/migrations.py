@@ -30,7 +30,7 @@ class Migration:
 @cache
 def migrations() -> tuple[Migration, ...]:
     """Those of the device's store, in order: 1, 2, 3, ... without a gap."""
-    folder = resources.files(__package__) / "device"
+    folder = resources.files("crowdml.storage") / "device"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(
         Migration(int(file.name.split("_")[0]), file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))

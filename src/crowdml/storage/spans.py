@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 
 from crowdml.privacy.losses import Total
 
@@ -93,7 +94,7 @@ def _halves(
     yield from _halves([span for span in partial if span[1] >= cut], total, points, middle, high)
 
 
-def dearest(spans: Iterable[Priced], cost: Callable[[Total], object]) -> tuple[int, Total] | None:
+def dearest(spans: Iterable[Priced], cost: Callable[[Total], Fraction | float]) -> tuple[int, Total] | None:
     """A serial whose total costs most, and that total; the lowest such serial of equal totals. None without spans.
 
     `cost` must never fall when a loss is added. So only totals that no other one dominates need be costed.
@@ -107,7 +108,7 @@ def dearest(spans: Iterable[Priced], cost: Callable[[Total], object]) -> tuple[i
             front.append(total)
     if not front:
         return None
-    top = max(front, key=cost)  # pyright: ignore[reportArgumentType]  # numbers compare
+    top = max(front, key=cost)
     return first_serials[top], top
 
 
