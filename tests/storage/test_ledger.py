@@ -331,7 +331,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_totals_over_overlapping_and_disjoint_spans_tasks_and_restarts_are_those_of_each_serial_by_itself(steps):
     owner = Budget(Fraction(3), DELTA, 35, device_epsilon=Fraction(40))
@@ -379,7 +379,7 @@ def test_totals_over_overlapping_and_disjoint_spans_tasks_and_restarts_are_those
                 ledger = Ledger(path, must_exist=True)
             totals = {serial: Total.of(losses) for serial, losses in paid[None].items()}
             top = ledger.dearest_sample(DELTA)
-            greatest = max(total.epsilon(DELTA) for total in totals.values())
+            greatest = max(total.epsilon(DELTA) for total in set(totals.values()))
             assert (0.0 if top is None else top[1].epsilon(DELTA)) == greatest
             assert top is None or totals[top[0]] == top[1]
             assert ledger.device_total() == device[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total
@@ -31,6 +31,7 @@ def test_a_coverage_counts_each_serial_once(spans, asked):
     assert coverage.missing(*asked) == len(set(range(asked[0], asked[1] + 1)) - serials)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(SPAN, TOTALS), max_size=25))
 def test_stretches_carry_the_total_of_every_serial_and_the_dearest_is_among_them(spans):
     priced = [(first, last, total) for (first, last), total in spans]
@@ -44,7 +45,7 @@ def test_stretches_carry_the_total_of_every_serial_and_the_dearest_is_among_them
     assert (top is None) == (not priced)
     if top is not None:
         assert by_serial[top[0]] == top[1]
-        assert top[1].epsilon(1e-6) == max(total.epsilon(1e-6) for total in by_serial.values())
+        assert top[1].epsilon(1e-6) == max(total.epsilon(1e-6) for total in set(by_serial.values()))
 
 
 def test_without_spans_there_is_no_dearest_sample():
