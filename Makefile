@@ -1,0 +1,46 @@
+# Every target sets up what it needs in .venv, and does so only once.
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+export CROWDML_DATA
+
+.PHONY: demo test test-all figures bench mutants lint docs clean
+
+demo: $(READY)
+	@$(VENV)/bin/crowdml demo
+
+test: $(READY)
+	@$(RUN) -m pytest -m "not slow and not kill" -n auto
+
+test-all: $(READY)
+	@$(RUN) -m pytest -m "slow or kill"
+	@$(MAKE) -s mutants > /dev/null
+	@$(MAKE) -s lint
+
+figures: $(READY)
+	@$(VENV)/bin/crowdml reproduce --all --out out/figures
+
+bench: $(READY)
+	@$(VENV)/bin/crowdml bench sim
+
+mutants: $(READY)
+	@$(RUN) tests/mutants/run.py
+
+lint: $(READY)
+	@$(VENV)/bin/ruff check src tests >&2
+	@$(VENV)/bin/ruff format --check -q src tests >&2
+	@$(VENV)/bin/basedpyright --level error >&2
+
+docs: $(READY)
+	@$(RUN) -m pytest tests/docs -m "not slow"
+
+clean:
+	rm -rf $(VENV) out build src/*.egg-info
+
+# A new pyproject.toml or constraints.txt sets up again; otherwise nothing is done. Set-up talks on stderr.
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; about a minute)..." >&2
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV) >&2
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" >&2
+	@touch $(READY)

@@ -1,0 +1,54 @@
+"""The samples that wait: b to B, stop at B, oldest first. One class for every shell.
+
+Device Routine 1 of Hamm et al. 2015. The batch that leaves always has `batch` samples, so what a device sends does
+not tell how many it sensed; what arrives while a check-out is under way waits for the next batch. Samples that arrive
+at a full buffer are not collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from crowdml.arrays import Array, Samples
+from crowdml.privacy.private import Private, Rows
+
+
+class Buffer:
+    """Serial numbers go with the samples: the first of a batch names its span in the ledger."""
+
+    def __init__(self, batch: int, capacity: int) -> None:
+        if not 1 <= batch <= capacity:
+            raise ValueError(f"A buffer for batches of {batch} must hold at least {batch} samples; {capacity} is too few.")
+        self._batch = batch
+        self._capacity = capacity
+        self._waiting: deque[tuple[int, Array, Array]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Collection has stopped."""
+        return len(self._waiting) >= self._capacity
+
+    @property
+    def ready(self) -> bool:
+        """A batch can be taken."""
+        return len(self._waiting) >= self._batch
+
+    def add(self, serial: int, x: Array, y: Array) -> bool:
+        """Keep a sample; false if the buffer is full and it was not collected. Not finite: kept as the zero sample."""
+        if self.full:
+            return False
+        x = np.asarray(x)
+        self._waiting.append((serial, x if np.isfinite(x).all() else np.zeros_like(x), y))
+        return True
+
+    def take(self) -> tuple[tuple[int, ...], Private[Samples]]:
+        """The oldest batch and its serials. It is gone from the buffer: a sample serves one check-in."""
+        if not self.ready:
+            raise ValueError(f"{len(self)} samples wait, and a batch has {self._batch}.")
+        serials, xs, ys = zip(*(self._waiting.popleft() for _ in range(self._batch)), strict=True)
+        return serials, Private(Samples(np.stack(xs), np.stack(ys)), Rows(0, self._batch))

@@ -1,0 +1,147 @@
+"""Messages: what may travel. Not what any message means.
+
+Every field of a message is `Public` (it depends on no sample but through releases), a `Release`, or, with masks, a
+`Masked` value; `@message` checks that when the class is made. `seal` checks the values just before they become bytes:
+nothing Private, and every Release came through this device's door in this step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+from crowdml.arrays import struct
+from crowdml.errors import LeakError
+from crowdml.privacy.door import Door
+from crowdml.privacy.private import RECEIVED, Private, Release
+
+T = TypeVar("T")
+
+PUBLIC = "depends on no sample but through releases"
+Public = Annotated[T, PUBLIC]
+
+Address = str
+SERVER: Address = "server"
+
+KINDS: dict[str, type] = {}
+"""Every message by its kind, such as 'sgd/gradient/1'."""
+
+
+@dataclass_transform(frozen_default=True)
+def message(kind: str) -> Callable[[type[T]], type[T]]:
+    """Declare a message of this kind. Refuses at import a field that could carry a sample."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            if _is_public(hint) or _is_release(hint):
+                continue
+            raise LeakError(
+                f"{cls.__name__}.{name} is declared {getattr(hint, '__name__', hint)}, so nothing would say whether it "
+                "depends on a sample. Declare it Release[...] (it comes from `ctx.release`) or Public[...] (it "
+                "depends on no sample but through releases)."
+            )
+        if kind in KINDS:
+            raise ValueError(f"Two messages call themselves {kind!r}: {KINDS[kind].__name__} and {cls.__name__}.")
+        made = struct(cls)
+        KINDS[kind] = made
+        made.kind = kind  # pyright: ignore[reportAttributeAccessIssue]  a class attribute, not a field
+        return made
+
+    return decorate
+
+
+def _is_public(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and PUBLIC in get_args(hint)
+
+
+def _is_release(hint: Any) -> bool:
+    """Release[...], or Release[...] | None where the task decides whether the field is there."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return get_origin(hint) is Release or (len(kinds) == 1 and get_origin(kinds[0]) is Release)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What is signed and sent: the exact bytes. `seq` counts a device's messages of a task from 1."""
+
+    task: bytes
+    sender: Address
+    to: frozenset[Address]
+    seq: int
+    kind: str
+    body: bytes
+
+
+def inspect(message: Any, door: Door) -> None:
+    """Refuse a message that would leak: the seal's checks, without the bytes (the compiled simulator has none)."""
+    if type(message) not in KINDS.values():
+        raise LeakError(f"A {type(message).__name__} is no message. Declare what travels with @message(kind).")
+    for field in dataclasses.fields(message):
+        _refuse_leaks(getattr(message, field.name), f"{message.kind} field {field.name!r}", door)
+
+
+def _refuse_leaks(value: Any, where: str, door: Door) -> None:
+    if isinstance(value, Private):
+        raise LeakError(f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it.")
+    if isinstance(value, Release) and value._stamp is not door.stamp:
+        raise LeakError(
+            f"{where} holds a Release that did not come through this device's door in this step "
+            f"(its stamp says: {value._stamp.where}). Each step draws and charges its own releases; "
+            "to send the same value again, resend the same bytes."
+        )
+    if isinstance(value, Release):
+        _refuse_leaks(value.value, where, door)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            _refuse_leaks(inner, where, door)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for inner in value:
+            _refuse_leaks(inner, where, door)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _refuse_leaks(getattr(value, field.name), where, door)
+
+
+def seal(task: bytes, sender: Address, to: frozenset[Address], seq: int, message: Any, door: Door) -> Envelope:
+    """Make the bytes of a message, after the last check that nothing in it leaks."""
+    inspect(message, door)
+    return Envelope(task, sender, to, seq, message.kind, encode(message))
+
+
+def encode(message: Any) -> bytes:
+    """msgpack with sorted keys; an array is [type, shape, little-endian bytes]. The size depends on shapes alone."""
+    fields = {field.name: _plain(getattr(message, field.name)) for field in dataclasses.fields(message)}
+    return msgpack.packb(dict(sorted(fields.items())))
+
+
+def decode(kind: str, body: bytes) -> Any:
+    """The message behind the bytes. What was released stays a Release, stamped as received."""
+    cls = KINDS[kind]
+    hints = get_type_hints(cls, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, plain in msgpack.unpackb(body).items():
+        value = _array(plain) if isinstance(plain, list) else plain
+        fields[name] = Release(value, RECEIVED) if _is_release(hints[name]) and value is not None else value
+    return cls(**fields)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Release):
+        return _plain(value.value)
+    if isinstance(value, (bool, int, float, str, bytes)) or value is None:
+        return value
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return array.item()
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return [little.dtype.str, list(little.shape), little.tobytes()]
+
+
+def _array(plain: list[Any]) -> Any:
+    dtype, shape, data = plain
+    return np.frombuffer(data, np.dtype(dtype)).reshape(shape)

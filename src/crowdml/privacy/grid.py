@@ -1,0 +1,59 @@
+"""The grid: each sample's contribution is clipped, truncated toward zero, and summed as integers (review, R8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from crowdml.arrays import Array, Integers, namespace
+
+Norm = Literal["l1", "l2"]
+
+LARGEST_CLIP = 46_000
+"""In grid steps: the square of an l2 clip, and a little more, must fit an int32."""
+
+TOO_LARGE = 1e15
+"""In grid steps: an entry beyond it counts as zero, so that no square overflows a float32."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A public grid of a power-of-two step. What travels is multiples of the step, as integers."""
+
+    step: Fraction
+
+    def __post_init__(self) -> None:
+        bits = self.step.numerator * self.step.denominator
+        if self.step <= 0 or bits & (bits - 1) or 1 not in (self.step.numerator, self.step.denominator):
+            raise ValueError(f"A grid step is a power of two; {self.step} is not.")
+
+    def sum(self, rows: Array, *, norm: Norm, clip: int) -> Integers:
+        """Contributions [b, ...] -> integers [...]: clip each row to `clip` steps, truncate toward zero, check, add.
+
+        Truncation toward zero never raises a norm, and a row whose *integer* norm is above `clip` all the same (a
+        rounding of the scaling factor) counts as zero, as does an entry that is not finite or absurdly large. So the
+        sum of a batch in which one sample is replaced moves by at most 2 * clip steps, exactly, whatever the rows were.
+        """
+        if not 0 < clip <= LARGEST_CLIP:
+            raise ValueError(f"A clip of {clip} grid steps is outside 1 to {LARGEST_CLIP}; choose another grid step.")
+        xp = namespace(rows)
+        axes = tuple(range(1, rows.ndim))
+        scaled = rows * (1 / float(self.step))
+        scaled = xp.where(abs(scaled) < TOO_LARGE, scaled, 0.0)  # also what is not finite
+        size = abs(scaled).sum(axes, keepdims=True) if norm == "l1" else xp.sqrt((scaled * scaled).sum(axes, keepdims=True))
+        factor = xp.where(size > clip, clip / xp.maximum(size, clip), 1.0)
+        steps = (scaled * factor).astype(xp.int32)  # toward zero
+        if norm == "l1":
+            within = abs(steps).sum(axes, keepdims=True) <= clip
+        else:
+            within = (steps * steps).sum(axes, keepdims=True) <= clip * clip
+        return xp.where(within, steps, 0).sum(0, dtype=xp.int32)
+
+    def decode(self, steps: Integers) -> Array:
+        """Integers on the grid as numbers: float32, which is public post-processing."""
+        xp = namespace(steps)
+        return steps.astype(xp.float32) * float(self.step)
+
+
+COUNTS = Grid(Fraction(1))

@@ -1,0 +1,252 @@
+"""Mechanisms: randomised functions with a stated guarantee. Constants of the task, never of the data.
+
+Each takes the *contributions* of a part, one row a sample, and bounds every row itself before it adds them up: a
+handler that forgot to clip cannot break the guarantee. What a handler must see to is that row i depends on sample i
+alone (and on public values).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol as Interface
+
+from crowdml.arrays import Array, Integers, namespace
+from crowdml.privacy.calibration import gaussian_sigma, laplace_scale
+from crowdml.privacy.grid import COUNTS, Grid
+from crowdml.privacy.losses import ZCDP, Loss, Pure, Unbounded, group
+from crowdml.privacy.noise import Source
+from crowdml.privacy.private import Rows
+from crowdml.privacy.sensitivity import L1, L2, Observer
+
+
+class Mechanism(Interface):
+    """A row of a protocol's table of what may leave."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in task files, docs and ledger."""
+        ...
+
+    @property
+    def sensitivity(self) -> L1 | L2: ...
+    @property
+    def grid(self) -> Grid: ...
+    @property
+    def loss(self) -> Loss:
+        """What one release costs one sample of the part."""
+        ...
+
+    @property
+    def observer(self) -> Observer: ...
+    @property
+    def promise(self) -> str:
+        """What the owner reads."""
+        ...
+
+    @property
+    def covers(self) -> Rows:
+        """Which rows of the sensed batch it may use; the door holds a handler to it."""
+        ...
+
+    @property
+    def device_loss(self) -> Loss:
+        """What one release costs if all the samples that it covers are replaced at once (review, R10)."""
+        ...
+
+    def draw(self, contributions: Array, noise: Source) -> Integers: ...
+
+
+@dataclass(frozen=True)
+class GridLaplace:
+    """Adds independent discrete Laplace noise to a sum of clipped, truncated per-sample contributions.
+
+    Guarantee: epsilon-DP against anyone for replacing one sample of the part, per release. Each contribution is
+    clipped to `clip` grid steps in the l1 norm and truncated toward zero, so the sum moves by at most 2 * clip steps,
+    and the scale is 2 * clip / epsilon. Proof: docs/proofs/grid-laplace.md.
+    """
+
+    clip: int  # in grid steps
+    epsilon: Fraction
+    grid: Grid
+    covers: Rows
+    promise: str
+    observer: Observer = Observer.ANYONE
+    kind: str = "discrete-laplace"
+
+    @property
+    def sensitivity(self) -> L1:
+        return L1(Fraction(2 * self.clip))
+
+    @property
+    def scale(self) -> Fraction:
+        return laplace_scale(self.sensitivity.bound, self.epsilon)
+
+    @property
+    def loss(self) -> Loss:
+        return Pure(self.epsilon)
+
+    @property
+    def device_loss(self) -> Loss:
+        return group(self.loss, self.covers.size)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        total = self.grid.sum(contributions, norm="l1", clip=self.clip)
+        return total + noise.discrete_laplace(self.scale, like=total)
+
+
+@dataclass(frozen=True)
+class GridGaussian:
+    """Adds independent discrete Gaussian noise to a sum of clipped, truncated per-sample contributions.
+
+    Guarantee: rho-zCDP against anyone for replacing one sample of the part, per release, in any dimension (Canonne,
+    Kamath, Steinke 2020). Each contribution is clipped to `clip` grid steps in the l2 norm and truncated toward zero,
+    which never raises a norm: the sum moves by at most 2 * clip steps, rounding included.
+    Proof: docs/proofs/grid-gaussian.md.
+    """
+
+    clip: int  # in grid steps
+    rho: Fraction
+    grid: Grid
+    covers: Rows
+    promise: str
+    observer: Observer = Observer.ANYONE
+    kind: str = "discrete-gaussian"
+
+    @property
+    def sensitivity(self) -> L2:
+        return L2(Fraction(2 * self.clip))
+
+    @property
+    def sigma(self) -> Fraction:
+        return gaussian_sigma(self.sensitivity.bound, self.rho)  # rounded up
+
+    @property
+    def loss(self) -> Loss:
+        return ZCDP(self.rho)
+
+    @property
+    def device_loss(self) -> Loss:
+        return group(self.loss, self.covers.size)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        total = self.grid.sum(contributions, norm="l2", clip=self.clip)
+        return total + noise.discrete_gaussian(self.sigma, like=total)
+
+
+@dataclass(frozen=True)
+class CountLaplace:
+    """Adds discrete Laplace noise to counts: each sample adds one to at most one cell.
+
+    Guarantee: epsilon-DP against anyone for replacing one sample of the part, for all cells together, per release.
+    A sample in one cell at most moves a single count by 1, and several cells together by 2 (out of one, into
+    another): the scale is sensitivity / epsilon. Proof: docs/proofs/discrete-laplace.md.
+    """
+
+    sensitivity: L1
+    epsilon: Fraction
+    covers: Rows
+    promise: str
+    observer: Observer = Observer.ANYONE
+    kind: str = "count-laplace"
+    grid: Grid = COUNTS
+
+    @property
+    def scale(self) -> Fraction:
+        return laplace_scale(self.sensitivity.bound, self.epsilon)
+
+    @property
+    def loss(self) -> Loss:
+        return Pure(self.epsilon)
+
+    @property
+    def device_loss(self) -> Loss:
+        return group(self.loss, self.covers.size)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        """Contributions [b, cells] of zeros and ones, at most a single one in a row."""
+        cells = math.prod(contributions.shape[1:])
+        if cells > 1 and self.sensitivity.bound < 2:
+            raise ValueError(
+                f"Counts in {cells} cells move by 2 when a sample is replaced; the table says {self.sensitivity.bound}. "
+                "Put L1(2) in the row of the table."
+            )
+        xp = namespace(contributions)
+        total = self.grid.sum(xp.where(contributions > 0, contributions, 0), norm="l1", clip=1)
+        return total + noise.discrete_laplace(self.scale, like=total)
+
+
+@dataclass(frozen=True)
+class RandomisedResponse:
+    """Says each sample's label, or, with a public probability, another one drawn evenly.
+
+    Guarantee: epsilon-DP against anyone for replacing one sample, per release: the true label is kept with
+    probability e^epsilon / (e^epsilon + classes - 1), rounded down to a multiple of 2^-30.
+    Proof: docs/proofs/randomised-response.md.
+    """
+
+    classes: int
+    epsilon: Fraction
+    covers: Rows
+    promise: str
+    observer: Observer = Observer.ANYONE
+    kind: str = "randomised-response"
+    grid: Grid = COUNTS
+
+    @property
+    def keep(self) -> Fraction:
+        """Rounded down: a little more noise than needed, never less."""
+        odds = math.exp(-float(self.epsilon))
+        return Fraction(math.floor(2**30 / (1 + (self.classes - 1) * odds) * (1 - 1e-12)), 2**30)
+
+    @property
+    def sensitivity(self) -> L1:
+        return L1(Fraction(2))
+
+    @property
+    def loss(self) -> Loss:
+        return Pure(self.epsilon)
+
+    @property
+    def device_loss(self) -> Loss:
+        return group(self.loss, self.covers.size)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        """Labels [b] -> labels [b]. A label outside 0 to classes - 1 is answered as label 0."""
+        xp = namespace(contributions)
+        known = (contributions >= 0) & (contributions < self.classes)
+        labels = xp.where(known, contributions, 0).astype(xp.int32)
+        kept = noise.uniform_below(2**30, like=labels) < self.keep.numerator * (2**30 // self.keep.denominator)
+        other = (labels + 1 + noise.uniform_below(self.classes - 1, like=labels)) % self.classes
+        return xp.where(kept, labels, other)
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """The sum of the contributions as it is: no noise, no guarantee. For the simulator alone.
+
+    It exists so that a run without privacy goes through the same door, and its ledger says infinity.
+    """
+
+    sensitivity: L1 | L2
+    covers: Rows
+    promise: str
+    observer: Observer = Observer.ANYONE
+    kind: str = "none"
+    grid: Grid = COUNTS
+
+    @property
+    def loss(self) -> Loss:
+        return Unbounded()
+
+    @property
+    def device_loss(self) -> Loss:
+        return Unbounded()
+
+    def draw(self, contributions: Array, noise: Source) -> Array:
+        return contributions.sum(0)
+
+
+KINDS: tuple[type, ...] = (GridLaplace, GridGaussian, CountLaplace, RandomisedResponse, Exposed)
+"""Every mechanism, for the docs and the tests that look for each of them."""

@@ -1,0 +1,173 @@
+"""Protocols: two tables of pure handlers and one table of what may leave. Not a line about a particular one.
+
+A handler takes (task, state, event, context) and returns a `Step`: the next state and the effects that the shell shall
+carry out. It raises on no value and branches on no value; its shapes do not grow. So one handler serves one NumPy
+device, or ten thousand in a compiled loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from crowdml.arrays import Array, Integers, Samples
+from crowdml.errors import ProtocolError
+from crowdml.messages import Address
+from crowdml.privacy.losses import Loss, Total
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.private import Private, Release
+from crowdml.task import Task
+
+S = TypeVar("S")
+
+
+# Events, besides the messages themselves.
+@dataclass(frozen=True)
+class Sensed:
+    """A device's buffer holds a full batch."""
+
+    batch: Private[Samples]
+
+
+@dataclass(frozen=True)
+class Woken:
+    tag: str
+
+
+# Effects. One that depends on a value carries `when`, a boolean array: its structure never changes.
+@dataclass(frozen=True)
+class CheckOut:
+    """Read the publication. The runner answers from the last one, so it can be cached; a failure is retried."""
+
+
+@dataclass(frozen=True)
+class Send:
+    to: Address | frozenset[Address]
+    message: Any
+    when: Array | None = None
+
+
+@dataclass(frozen=True)
+class Publish:
+    """What the next check-out returns."""
+
+    message: Any
+    when: Array | None = None
+
+
+@dataclass(frozen=True)
+class Wake:
+    after: float
+    tag: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    reason: str
+    when: Array | None = None
+
+
+Effect = CheckOut | Send | Publish | Wake | Stop
+
+
+@dataclass(frozen=True)
+class Step(Generic[S]):
+    """What a handler returns."""
+
+    state: S
+    effects: tuple[Effect, ...] = ()
+
+
+def _shut(row: str, private: Private[Any]) -> Release[Integers]:
+    raise ProtocolError(f"There is no door in this step, so nothing can leave as {row!r}: the server holds no samples.")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the shell hands to a handler: who, when, and the door."""
+
+    me: Address | Array
+    sender: Address | Array | None = None
+    now: float | Array = 0.0
+    release: Callable[[str, Private[Any]], Release[Integers]] = _shut
+
+
+Handler = Callable[[Task, Any, Any, Context], Step[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Role:
+    """One side of a protocol: its first step, and a handler for each type of event."""
+
+    start: Callable[[Task, Context], Step[Any]]
+    on: Mapping[type, Handler]
+
+
+@dataclass(frozen=True, eq=False)
+class Protocol:
+    """`mechanisms` is the privacy plan: quote, ledger, the owner's sentence, docs and audit all read it."""
+
+    name: str
+    device: Role
+    server: Role
+    mechanisms: Callable[[Task], Mapping[str, Mechanism]]
+    check: Callable[[Task], None]
+    """Refuse a task that this protocol cannot run, with a TaskError that names the key."""
+    batch: Callable[[Task], int]
+    """How many samples a `Sensed` batch has: public, and always the same."""
+    model: Callable[[Task, Any], Array]
+    """The weights to use, from the server's state."""
+
+
+def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:
+    """One step of one role: find the handler for this event and call it."""
+    handler = role.on.get(type(event))
+    if handler is None:
+        heard = ", ".join(kind.__name__ for kind in role.on)
+        raise ProtocolError(f"Nobody here hears {type(event).__name__}; this role hears {heard}.")
+    return handler(task, state, event, ctx)
+
+
+@dataclass(frozen=True)
+class QuotedRow:
+    """A row of the table, priced."""
+
+    row: str
+    mechanism: Mechanism
+    loss: Loss
+    device_loss: Loss
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What a check-in costs before any runs: to its dearest sample, and to the device if all samples were replaced."""
+
+    rows: tuple[QuotedRow, ...]
+    sample: Total
+    device: Total
+    delta: float
+
+    def sample_epsilon(self, uses: int = 1) -> float:
+        """A sample's total after it was used in `uses` check-ins."""
+        return self.sample.scaled(uses).epsilon(self.delta)
+
+    def device_epsilon(self, check_ins: int = 1) -> float:
+        """The device's total after `check_ins`."""
+        return self.device.scaled(check_ins).epsilon(self.delta)
+
+
+def price(table: Mapping[str, Mechanism]) -> Total:
+    """What one check-in costs its dearest sample: rows that cover the same sample add, disjoint ones do not."""
+    edges = sorted({mechanism.covers.start for mechanism in table.values()})
+    sums = [
+        Total.of([row.loss for row in table.values() if row.covers.start <= edge < row.covers.stop]) for edge in edges
+    ]
+    return max(sums, key=lambda total: total.epsilon(1e-6), default=Total.of([]))
+
+
+def quote(protocol: Protocol, task: Task) -> Quote:
+    """The table, priced; no handler runs."""
+    table = protocol.mechanisms(task)
+    rows = tuple(QuotedRow(name, row, row.loss, row.device_loss) for name, row in table.items())
+    return Quote(rows, price(table), Total.of([row.device_loss for row in rows]), task.privacy.delta)

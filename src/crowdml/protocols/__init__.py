@@ -1,0 +1,21 @@
+"""The protocols: one pure module each. None imports another."""
+
+from __future__ import annotations
+
+from crowdml.errors import TaskError
+from crowdml.protocol import Protocol
+from crowdml.protocols import sgd
+from crowdml.task import Task
+
+PROTOCOLS: dict[str, Protocol] = {"sgd": sgd.protocol}
+"""Every protocol by its name in task files."""
+
+
+def find(task: Task) -> Protocol:
+    """The protocol that this task asks for, after it has checked the task."""
+    kind = task.protocol["kind"]
+    if kind not in PROTOCOLS:
+        raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.")
+    protocol = PROTOCOLS[kind]
+    protocol.check(task)
+    return protocol

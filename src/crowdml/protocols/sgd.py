@@ -1,0 +1,367 @@
+"""Crowd-ML: asynchronous SGD with locally private gradients.
+
+Hamm et al., ICDCS 2015, Algorithms 1 and 2. A sample serves one check-in and is dropped, so a sample loses what its own
+check-in costs (parallel composition, Appendix A). Privacy review, section 2.
+
+Where we differ, and why:
+- l2 geometry and discrete Gaussian noise by default; l1 and discrete Laplace, the paper's (10), by a word in the task.
+- The sample count n_s is not sent: a check-in always uses `batch` samples, so the count is public (H4).
+- Sums on a grid travel, not averages of floats (R5, R8); the server divides by the public batch size.
+- lambda * w is public, so the server adds it. Devices start from zero weights, not random ones: the risk is convex.
+- The counts take the noise they need: the error count has sensitivity 1, and all label counts together 2 (H5). The
+  paper's exponents epsilon/2 come with `as_published`, where each label is also charged on its own.
+- A held-out share (Remark 2) is the first rows of the batch, chosen before any sample is seen; a sample then pays for
+  the gradient and labels or for the error count, not for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers, Samples, namespace, struct
+from crowdml.errors import TaskError
+from crowdml.messages import SERVER, Public, message
+from crowdml.models import Model, make_model
+from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for
+from crowdml.privacy.grid import COUNTS, Grid
+from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridGaussian, GridLaplace, Mechanism
+from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.sensitivity import L1
+from crowdml.protocol import CheckOut, Context, Protocol, Publish, Role, Send, Sensed, Step, Stop
+from crowdml.task import StopRule, Task, between, choose, positive, read_section
+
+LARGEST_NOISE = 2**15
+"""In grid steps: the scale of the noise one device draws (design, decision 1)."""
+FINEST_CLIP = 2**13
+"""In grid steps: a finer grid than this many steps a clip gains nothing that the noise does not hide."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`{ schedule = "1/sqrt(t)", c = 30.0 }`: the server's step size, eq. (5)."""
+
+    c: Fraction
+    schedule: str = "1/sqrt(t)"
+
+    def __post_init__(self) -> None:
+        choose("protocol.step.schedule", self.schedule, ("1/sqrt(t)", "1/t", "constant"))
+        positive("protocol.step.c", self.c)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The `[protocol]` table of a task."""
+
+    batch: int
+    step: Schedule
+    buffer: int = 0
+    radius: Fraction = Fraction(1000)
+    held_out: int = 0
+    update: str = "sgd"
+    kind: str = "sgd"
+
+    def __post_init__(self) -> None:
+        between("protocol.batch", self.batch, 1, 100_000)
+        if self.buffer:
+            between("protocol.buffer", self.buffer, self.batch, 10_000_000)
+        between("protocol.held_out", self.held_out, 0, self.batch - 1)
+        positive("protocol.radius", self.radius)
+        choose("protocol.update", self.update, ("sgd", "adagrad", "rmsprop", "average"))
+
+    @property
+    def capacity(self) -> int:
+        """B: the paper names no default; ten batches ride out a short outage."""
+        return self.buffer or 10 * self.batch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a task fixes once and for all: read by handlers, never written."""
+
+    settings: Settings
+    model: Model
+    table: Mapping[str, Mechanism]
+    grid: Grid
+    l2: float
+
+    @property
+    def used(self) -> int:
+        """Samples in the gradient: the batch less its held-out share."""
+        return self.settings.batch - self.settings.held_out
+
+
+@lru_cache(maxsize=256)
+def plan(task: Task) -> Plan:
+    """Read the task; refuse what this protocol cannot run."""
+    settings = read_section(Settings, task.protocol, "protocol")
+    extra = dict(task.model)
+    kind, l2 = extra.pop("kind"), extra.pop("l2", Fraction(0))
+    if not isinstance(l2, (int, float, Fraction)) or l2 < 0:
+        raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
+    model = make_model(kind, task.features.dimension, task.classes, **extra)
+    wanted = {"gradient", "errors"} | ({"labels"} if task.labels.kind == "class" else set[str]())
+    if task.privacy.mechanism != "none":
+        for name in sorted(set(task.privacy.epsilon) - wanted):
+            raise TaskError(f"privacy.epsilon.{name}: sgd lets out {', '.join(sorted(wanted))}, and nothing else.")
+        if "gradient" not in task.privacy.epsilon:
+            raise TaskError("privacy.epsilon.gradient is missing: what a sample pays for the gradient in one check-in.")
+    table, grid = _table(task, settings, model)
+    return Plan(settings, model, table, grid, float(l2))
+
+
+def mechanisms(task: Task) -> Mapping[str, Mechanism]:
+    """Everything that may leave, and at what price. Counts without an epsilon in the task do not leave at all."""
+    return plan(task).table
+
+
+def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, Mechanism], Grid]:
+    privacy, norm = task.privacy, task.features.norm
+    everything, held_out = Rows(0, settings.batch), Rows(0, settings.held_out or settings.batch)
+    used = Rows(settings.held_out, settings.batch)
+    blurred = "how the model should change, blurred so that no sample shows"
+    if privacy.mechanism == "none":
+        exposed = Exposed(L1(Fraction(0)), used, "how the model should change, as it is: anyone can work back to samples")
+        counts = {
+            "errors": Exposed(L1(Fraction(0)), held_out, "how often the model was wrong here, exactly"),
+            "labels": Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly"),
+        }
+        if model.classes is None:
+            counts.pop("labels")
+        return {"gradient": exposed, **counts}, COUNTS
+    epsilon = privacy.epsilon
+    if privacy.mechanism == "discrete-laplace":
+        if norm.kind != "l1":
+            raise TaskError(
+                'privacy.mechanism = "discrete-laplace" needs features.norm.kind = "l1": its noise is calibrated to the '
+                'l1 norm. Say "l1", or take "discrete-gaussian".'
+            )
+        bound = model.gradient_bound("l1", float(norm.bound))
+        noise_per_clip = laplace_scale(Fraction(2), epsilon["gradient"])
+        grid, clip = _choose_grid(bound, noise_per_clip, privacy.grid)
+        gradient: Mechanism = GridLaplace(clip, epsilon["gradient"], grid, used, blurred)  # eq. (10)
+    else:
+        bound = model.gradient_bound("l2", float(norm.bound))
+        rho = rho_for(epsilon["gradient"], privacy.delta)
+        grid, clip = _choose_grid(bound, gaussian_sigma(Fraction(2), rho), privacy.grid)
+        gradient = GridGaussian(clip, rho, grid, used, blurred)
+    table: dict[str, Mechanism] = {"gradient": gradient}
+    if "errors" in epsilon:  # eq. (11); the paper's exponent epsilon/2 proves half of what it charges (H5)
+        proved = epsilon["errors"] / 2 if task.as_published else epsilon["errors"]
+        table["errors"] = CountLaplace(L1(Fraction(1)), proved, held_out, "about how often the model was wrong here")
+    if "labels" in epsilon:  # eq. (12); as published this epsilon is charged for each label, and all cost it once
+        table["labels"] = CountLaplace(L1(Fraction(2)), epsilon["labels"], everything, "about how often each label occurred")
+    return table, grid
+
+
+def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
+    """The finest useful grid whose noise stays within LARGEST_NOISE steps, and the clip in its steps, rounded up."""
+    most = min(FINEST_CLIP, int(LARGEST_NOISE / noise_per_clip))
+    if most < 1:
+        raise TaskError(
+            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would leave the grid of "
+            f"{LARGEST_NOISE} steps. Raise it."
+        )
+    step = Fraction(1)
+    while bound / step < most / 2:
+        step /= 2
+    while bound / step > most:
+        step *= 2
+    if wanted is not None:
+        if wanted < step:
+            raise TaskError(f"privacy.grid = {float(wanted):g}: too fine for this noise; {float(step):g} or coarser.")
+        step = wanted
+    return Grid(step), int(np.ceil(bound / float(step) * (1 + 1e-6)))
+
+
+def claimed_epsilon(task: Task) -> float:
+    """What the paper says a sample pays in all: epsilon_g + epsilon_e + C epsilon_y, once, however many passes."""
+    epsilon = task.privacy.epsilon
+    each = epsilon.get("gradient", 0) + epsilon.get("errors", 0) + (task.classes or 0) * epsilon.get("labels", 0)
+    return float(each)
+
+
+# --- what travels ---
+
+
+@message("sgd/params/1")
+class Params:
+    """The publication: weights, and how many check-ins made them."""
+
+    weights: Public[Array]
+    version: Public[Integers]
+
+
+@message("sgd/gradient/1")
+class Gradient:
+    """A check-in: sums over the batch, on the grid."""
+
+    gradient: Release[Integers]
+    errors: Release[Integers] | None
+    labels: Release[Integers] | None
+    version: Public[Integers]
+
+
+# --- the device: Device Routines 1 to 3 (the buffer is the shell's) ---
+
+
+def wait(task: Task, ctx: Context) -> Step[None]:
+    return Step(None)
+
+
+def check_out(task: Task, waiting: Private[Samples] | None, event: Sensed, ctx: Context) -> Step[Any]:
+    """Enough samples: ask for the weights. The runner retries a check-out that fails (Remark 1)."""
+    return Step(event.batch, (CheckOut(),))
+
+
+def contribute(task: Task, waiting: Private[Samples] | None, params: Params, ctx: Context) -> Step[Any]:
+    """Answer a check-out with one noisy gradient sum and noisy counts (Device Routines 2 and 3)."""
+    if waiting is None:  # a late or repeated answer
+        return Step(None)
+    fixed = plan(task)
+    model, weights = fixed.model, params.weights
+    held_out, used = waiting.split(fixed.settings.held_out)
+    tested = held_out if fixed.settings.held_out else used
+    gradient = ctx.release("gradient", used.map(lambda batch: model.gradients(weights, batch)))
+    errors = labels = None
+    if "errors" in fixed.table:
+        errors = ctx.release("errors", tested.map(lambda batch: model.mistakes(weights, batch)[:, None]))
+    if "labels" in fixed.table:
+        labels = ctx.release("labels", waiting.map(model.label_cells))
+    return Step(None, (Send(SERVER, Gradient(gradient, errors, labels, params.version)),))
+
+
+# --- the server: Server Routines 1 and 2 ---
+
+
+@struct
+class Learning:
+    """The server's state. Everything in it is post-processing of releases."""
+
+    weights: Array
+    memory: Array  # of the update rule: squares (adagrad, rmsprop), or the average of the weights
+    steps: Integers
+    errors: Integers
+    labels: Integers
+
+
+def publish_initial(task: Task, ctx: Context) -> Step[Learning]:
+    model = plan(task).model
+    zeros = np.zeros(model.shape, np.float32)
+    none = np.int32(0)
+    state = Learning(zeros, zeros, none, none, np.zeros(model.classes or 1, np.int32))
+    return Step(state, (Publish(Params(zeros, none)),))
+
+
+def apply(task: Task, state: Learning, gradient: Gradient, ctx: Context) -> Step[Learning]:
+    """One update, eq. (3): a step along the noisy gradient, projected to the ball of radius R; counts add up."""
+    fixed = plan(task)
+    xp = namespace(gradient.gradient.value, state.weights)
+    mean = fixed.grid.decode(gradient.gradient.value) * (1 / fixed.used)
+    if fixed.l2:
+        mean = mean + fixed.l2 * state.weights
+    steps = state.steps + 1
+    weights, memory = _update(fixed.settings, xp, state, mean, steps.astype(xp.float32))
+    weights = _project(xp, weights, float(fixed.settings.radius))
+    if fixed.settings.update == "average":
+        memory = state.memory + (weights - state.memory) / steps.astype(xp.float32)
+    errors = state.errors if gradient.errors is None else state.errors + gradient.errors.value[0]
+    labels = state.labels if gradient.labels is None else state.labels + gradient.labels.value
+    after = Learning(weights, memory, steps, errors, labels)
+    return Step(after, (Publish(Params(weights, steps)), *_stops(task.stop, fixed, after)))
+
+
+def _update(settings: Settings, xp: Any, state: Learning, mean: Array, t: Array) -> tuple[Array, Array]:
+    """The paper's update, or a later one (Remark 3): all are post-processing, devices do not notice."""
+    c = float(settings.step.c)
+    rate = {"1/sqrt(t)": lambda: c / xp.sqrt(t), "1/t": lambda: c / t, "constant": lambda: c}[settings.step.schedule]()
+    if settings.update == "adagrad":
+        memory = state.memory + mean * mean
+        return state.weights - c / (xp.sqrt(memory) + 1e-8) * mean, memory
+    if settings.update == "rmsprop":
+        memory = 0.9 * state.memory + 0.1 * mean * mean
+        return state.weights - rate / (xp.sqrt(memory) + 1e-8) * mean, memory
+    return state.weights - rate * mean, state.memory
+
+
+def _project(xp: Any, weights: Array, radius: float) -> Array:
+    """To the ball of radius R, eq. (3)."""
+    size = xp.sqrt((weights * weights).sum())
+    return xp.where(size <= radius, weights, weights * (radius / xp.maximum(size, radius)))
+
+
+def _stops(rule: StopRule, fixed: Plan, state: Learning) -> tuple[Stop, ...]:
+    """T_max, or the error rho on the noisy counts (Algorithm 2). Structure depends on the task alone."""
+    stops: list[Stop] = []
+    if rule.steps is not None:
+        stops.append(Stop(f"{rule.steps} check-ins have arrived", state.steps >= rule.steps))
+    if rule.error is not None and "errors" in fixed.table:
+        low = state.errors <= float(rule.error) * state.steps * tested_samples(fixed)
+        stops.append(Stop(f"the crowd's error is at most {float(rule.error):g}", low))
+    return tuple(stops)
+
+
+def tested_samples(fixed: Plan) -> int:
+    """Samples behind one error count."""
+    return fixed.table["errors"].covers.size
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Error rate and label shares over the crowd, eq. (14), with the standard deviation that the noise gives them."""
+
+    check_ins: int
+    error: float
+    error_sd: float
+    labels: tuple[float, ...]
+    labels_sd: float
+
+
+def progress(task: Task, check_ins: int, errors: float, labels: Array) -> Progress:
+    """Eq. (14) from sums of noisy counts: over the crowd (from the state), or over one device's check-ins."""
+    fixed = plan(task)
+    seen = max(1, check_ins)
+
+    def deviation(row: str) -> float:
+        mechanism = fixed.table.get(row)
+        if not isinstance(mechanism, CountLaplace):
+            return 0.0
+        alpha = np.exp(-1 / float(mechanism.scale))
+        return float(np.sqrt(seen * 2 * alpha) / (1 - alpha))
+
+    tested = seen * (tested_samples(fixed) if "errors" in fixed.table else fixed.settings.batch)
+    counted = seen * fixed.settings.batch
+    return Progress(
+        check_ins,
+        float(errors) / tested,
+        deviation("errors") / tested,
+        tuple(float(count) / counted for count in np.asarray(labels)),
+        deviation("labels") / counted,
+    )
+
+
+def model_weights(task: Task, state: Learning) -> Array:
+    """The model: the last weights, or their average where the task says so."""
+    return state.memory if plan(task).settings.update == "average" else state.weights
+
+
+device = Role(start=wait, on={Sensed: check_out, Params: contribute})
+server = Role(start=publish_initial, on={Gradient: apply})
+protocol = Protocol(
+    "sgd",
+    device,
+    server,
+    mechanisms,
+    check=lambda task: void(plan(task)),
+    batch=lambda task: plan(task).settings.batch,
+    model=model_weights,
+)
+
+
+def void(_: object) -> None:
+    """For a check whose answer is that it did not raise."""

@@ -1,0 +1,104 @@
+"""What both engines share: who holds which sample, one device's turn, and what a run gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from crowdml.arrays import Array, Samples
+from crowdml.datasets.populations import DrawnPopulation, Population
+from crowdml.errors import ProtocolError
+from crowdml.messages import inspect
+from crowdml.privacy.door import Door
+from crowdml.privacy.noise import Source
+from crowdml.privacy.private import Private, Release, Rows
+from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance
+from crowdml.sim.schedule import Schedule
+from crowdml.task import Task
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The samples of a crowd: x [n, d], y [n], and which rows each device senses, in order; again in each pass."""
+
+    x: Array
+    y: Array
+    population: Population | DrawnPopulation
+    passes: int = 1
+
+    def rows(self, device: Array, sample: Array) -> Array:
+        """Row numbers of the samples that devices sense as their n-th, passes counted on."""
+        if isinstance(self.population, DrawnPopulation):
+            return self.population.rows(device, sample % self.population.per_device)
+        return self.population.rows[device, sample % self.population.counts[device]]
+
+    @property
+    def devices(self) -> int:
+        return self.population.devices
+
+    @property
+    def counts(self) -> Array:
+        """Samples that each device senses in all."""
+        if isinstance(self.population, DrawnPopulation):
+            return np.full(self.devices, self.population.per_device * self.passes)
+        return self.population.counts * self.passes
+
+
+def turn(protocol: Protocol, task: Task, batch: Samples, publication: Any, noise: Source, me: Any) -> tuple[Any, Door]:
+    """A device's whole turn: it has sensed a batch, checks out, hears the publication, and says one message."""
+    door = Door(protocol.mechanisms(task), noise)
+    ctx = Context(me=me, release=door.release)
+    role = protocol.device
+    state = role.start(task, ctx).state
+    private = Private(batch, Rows(0, protocol.batch(task)))
+    waiting = advance(role, task, state, Sensed(private), ctx)
+    if not any(isinstance(effect, CheckOut) for effect in waiting.effects):
+        raise ProtocolError(f"protocol {protocol.name!r} does not check out when it has sensed; use the event queue for it.")
+    answer = advance(role, task, waiting.state, publication, ctx)
+    messages = [effect.message for effect in answer.effects if isinstance(effect, Send)]
+    if len(messages) != 1:
+        raise ProtocolError(f"protocol {protocol.name!r} says {len(messages)} messages a turn; use the event queue for it.")
+    inspect(messages[0], door)
+    return messages[0], door
+
+
+def published(step: Step[Any]) -> Any:
+    """What the server offers after this step, if the step changed it."""
+    for effect in step.effects:
+        if isinstance(effect, Publish):
+            return effect.message
+    return None
+
+
+def stops(step: Step[Any]) -> list[Stop]:
+    return [effect for effect in step.effects if isinstance(effect, Stop)]
+
+
+def small_releases(message: Any) -> dict[str, Array]:
+    """The counts among a message's releases: fields of at most 64 integers."""
+    found = {entry.name: getattr(message, entry.name) for entry in fields(message)}
+    return {name: each.value for name, each in found.items() if isinstance(each, Release) and each.value.size <= 64}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One trial: the model at each point where it was looked at, and how it came about."""
+
+    task: Task
+    seed: int
+    schedule: Schedule
+    points: Array  # [E] check-ins applied when the model was looked at
+    weights: Array  # [E, *shape]
+    state: Any
+    """The server's last state."""
+    stopped: str | None = None
+    """Why the task ended before the samples did."""
+    said: Mapping[str, Array] = field(default_factory=dict)
+    """The small releases of each check-in, by field [N, ...], where the engine was asked to keep them."""
+
+    @property
+    def model(self) -> Array:
+        return self.weights[-1]

@@ -1,0 +1,32 @@
+"""Registers what handlers pass around with JAX, so that it may enter a compiled loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from crowdml.arrays import STRUCTS
+from crowdml.privacy.private import Private, Release
+
+_known: set[type] = set()
+
+
+def register() -> None:
+    """Make every struct a pytree. Called by the engines; again after a protocol was imported later."""
+    for cls, (names, static) in STRUCTS.items():
+        if cls not in _known:
+            _known.add(cls)
+            jax.tree_util.register_dataclass(cls, data_fields=list(names), meta_fields=list(static))
+    if Private not in _known:
+        _known.update((Private, Release))
+        jax.tree_util.register_pytree_node(
+            Private,
+            lambda private: ((private._value,), (private.part, private._rows)),
+            lambda fixed, inner: Private(inner[0], fixed[0], _rows=fixed[1]),
+        )
+        jax.tree_util.register_pytree_node(Release, lambda release: ((release.value,), release._stamp), _release)
+
+
+def _release(stamp: Any, inner: tuple[Any]) -> Release[Any]:
+    return Release(inner[0], stamp)

@@ -1,0 +1,266 @@
+"""A task is one file: parse it, check it, hash it. An edited task is a new task.
+
+Numbers are read exactly: `epsilon = 0.9` is nine tenths. A key that nobody knows, an impossible value or a budget that
+the plan overspends is refused with a sentence that names the key, the value and what would be allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from crowdml.errors import TaskError
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`{ kind = "l1" | "l2", bound = 1.0 }`: the ball that every feature vector lies in."""
+
+    kind: str
+    bound: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        choose("features.norm.kind", self.kind, ("l1", "l2"))
+        positive("features.norm.bound", self.bound)
+
+
+@dataclass(frozen=True)
+class Features:
+    dimension: int
+    norm: Bound
+    kind: str = "vector"
+
+    def __post_init__(self) -> None:
+        choose("features.kind", self.kind, ("vector", "accelerometer-spectrum"))
+        between("features.dimension", self.dimension, 1, 1_000_000)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Classes by name, or `kind = "number"` with a bound on its size."""
+
+    classes: tuple[str, ...] = ()
+    kind: str = "class"
+    bound: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        choose("labels.kind", self.kind, ("class", "number"))
+        positive("labels.bound", self.bound)
+        if self.kind == "class" and len(set(self.classes)) < 2:
+            raise TaskError(f"labels.classes = {list(self.classes)}: name at least two different classes.")
+        if self.kind == "number" and self.classes:
+            raise TaskError('labels.classes and labels.kind = "number" exclude each other: keep one of them.')
+
+
+@dataclass(frozen=True)
+class TaskBudget:
+    """What this task may take of a device: any one sample's total, and the samples given."""
+
+    epsilon: Fraction
+    samples: int
+
+    def __post_init__(self) -> None:
+        positive("privacy.budget.epsilon", self.epsilon)
+        between("privacy.budget.samples", self.samples, 1, 10**12)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """`epsilon` has a price for each thing that leaves: a sample's cost in one check-in, at `delta`."""
+
+    mechanism: str
+    epsilon: Mapping[str, Fraction] = field(default_factory=dict)
+    delta: float = 1e-6
+    budget: TaskBudget | None = None
+    unit: str = "sample"
+    grid: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        choose("privacy.mechanism", self.mechanism, ("discrete-gaussian", "discrete-laplace", "none"))
+        choose("privacy.unit", self.unit, ("sample", "device"))
+        if not 0 <= self.delta < 1:
+            raise TaskError(f"privacy.delta = {self.delta:g}: a probability far below one over the samples, such as 1e-6.")
+        for name, epsilon in self.epsilon.items():
+            positive(f"privacy.epsilon.{name}", epsilon)
+        if self.mechanism == "discrete-gaussian" and self.delta == 0:
+            raise TaskError("privacy.delta = 0: Gaussian noise has no guarantee without a delta. Use 1e-6, or discrete-laplace.")
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Stop after `steps` check-ins, or when the crowd's error on its noisy counts is at most `error`."""
+
+    steps: int | None = None
+    error: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            between("stop.steps", self.steps, 1, 2**31 - 1)
+        if self.error is not None and not 0 <= self.error <= 1:
+            raise TaskError(f"stop.error = {float(self.error):g}: an error rate between 0 and 1.")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A learning problem: a protocol and its public parameters. Equal if and only if the hash is equal."""
+
+    name: str
+    features: Features
+    labels: Labels
+    model: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    privacy: Privacy
+    title: str = ""
+    purpose: str = ""
+    collects: str = ""
+    stop: StopRule = field(default_factory=StopRule)
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
+            raise TaskError(f"name = {self.name!r}: letters, digits, '-' and '_', such as \"activity\".")
+        for section, values in (("model", self.model), ("protocol", self.protocol)):
+            if not isinstance(values.get("kind"), str):
+                raise TaskError(f"{section}.kind is missing: say which {section}, such as kind = "
+                                f'"{"softmax" if section == "model" else "sgd"}".')  # fmt: skip
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """The published task: sorted JSON, numbers as exact fractions."""
+        return json.dumps(_plain(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of the published task: in the consent, every envelope and every charge."""
+        return hashlib.sha256(self.canonical).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return int.from_bytes(self.hash[:8], "big")
+
+    @property
+    def classes(self) -> int | None:
+        return len(self.labels.classes) or None
+
+    def with_(self, **sections: Any) -> Task:
+        """A new task with some sections changed; a mapping changes only the keys it names."""
+        changes: dict[str, Any] = {}
+        for name, value in sections.items():
+            old = getattr(self, name)
+            changes[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        return dataclasses.replace(self, **changes)
+
+
+def parse(text: str, where: str = "the task") -> Task:
+    """A task from TOML. `where` names the file in errors."""
+    try:
+        values = tomllib.loads(text, parse_float=Fraction)
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise TaskError(f"{where} is not a task file: {error}. See docs/task.md for one that works.") from error
+    try:
+        return read_section(Task, values, "")
+    except TaskError as error:
+        raise TaskError(f"{where}: {error}") from error
+
+
+def load(path: Path | str) -> Task:
+    """A task from a file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise TaskError(f"There is no task file {path}. `crowdml task list` names those that are shipped.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} cannot be read as a task file: {error}.") from error
+    return parse(text, str(path))
+
+
+def read_section(cls: type[C], values: Any, where: str) -> C:
+    """A dataclass from a table of a task file: unknown keys, wrong types and missing keys are refused by name."""
+    if not isinstance(values, Mapping):
+        raise TaskError(f"{where} = {show(values)}: expected a table with {_keys(cls)}.")
+    hints = get_type_hints(cls)
+    fields = {entry.name: entry for entry in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
+    prefix = f"{where}." if where else ""
+    for key in values:
+        if key not in fields:
+            raise TaskError(f"{prefix}{key} = {show(values[key])}: no such key. Known here: {_keys(cls)}.")
+    found = {name: _convert(hints[name], values[name], f"{prefix}{name}") for name in fields if name in values}
+    for name, entry in fields.items():
+        missing = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+        if name not in found and missing:
+            raise TaskError(f"{prefix}{name} is missing. {cls.__doc__ or ''}".strip())
+    return cls(**found)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Union or str(origin) == "<class 'types.UnionType'>":
+        return _convert(next(kind for kind in arguments if kind is not type(None)), value, where)
+    if dataclasses.is_dataclass(hint):
+        return read_section(hint, value, where)  # pyright: ignore[reportArgumentType]
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(arguments[0], item, where) for item in value)
+    if origin in (Mapping, dict) or hint in (Mapping, dict) or getattr(origin, "__name__", "") == "Mapping":
+        if not isinstance(value, Mapping):
+            raise TaskError(f"{where} = {show(value)}: expected a table.")
+        return {key: _convert(arguments[1], item, f"{where}.{key}") if arguments else item for key, item in value.items()}
+    if hint is Any:
+        return value
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint in (Fraction, float) and isinstance(value, (int, Fraction)) and not isinstance(value, bool):
+        return hint(value)
+    if hint is str and isinstance(value, str):
+        return value
+    names = {int: "a whole number", Fraction: "a number", float: "a number", str: "a text", bool: "true or false"}
+    raise TaskError(f"{where} = {show(value)}: expected {names.get(hint, 'a list of texts')}.")
+
+
+def _keys(cls: type) -> str:
+    return ", ".join(entry.name for entry in dataclasses.fields(cls))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Fraction):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def show(value: Any) -> str:
+    """A value as its writer wrote it, for errors."""
+    return f"{float(value):g}" if isinstance(value, Fraction) else repr(value)
+
+
+def choose(where: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise TaskError(f"{where} = {value!r}: choose one of {', '.join(allowed)}.")
+
+
+def between(where: str, value: float | Fraction, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise TaskError(f"{where} = {show(value)}: must lie between {low:g} and {high:g}.")
+
+
+def positive(where: str, value: float | Fraction) -> None:
+    if value <= 0:
+        raise TaskError(f"{where} = {show(value)}: must be above 0.")
