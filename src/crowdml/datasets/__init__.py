@@ -1,9 +1,10 @@
 """Data sets by name, with checksums and public splits, and how their rows are spread over devices. NumPy only."""
 
-from crowdml.datasets.catalogue import NAMES, DatasetInfo, Spec, catalogue, load
 from crowdml.datasets.dataset import Dataset
+from crowdml.datasets.downloads import fetch
 from crowdml.datasets.populations import DrawnPopulation, Population, by_class, by_user, drawn, iid
 from crowdml.datasets.synthetic import blobs
+from crowdml.datasets.table import NAMES, DatasetInfo, Spec, catalogue, load
 
 __all__ = [
     "NAMES",
@@ -17,6 +18,7 @@ __all__ = [
     "by_user",
     "catalogue",
     "drawn",
+    "fetch",
     "iid",
     "load",
 ]

