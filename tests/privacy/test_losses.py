@@ -24,7 +24,6 @@ from crowdml.privacy.losses import (
     exact,
     group,
     parse_loss,
-    sampler_delta,
 )
 
 FRACTIONS = st.fractions(min_value=0, max_value=20, max_denominator=10_000)
@@ -105,18 +104,24 @@ def test_one_more_loss_never_lowers_epsilon(total: Total, loss: Loss, delta: flo
 
 @given(TOTALS, DELTAS, st.floats(1.001, 1e4))
 @settings(max_examples=50)
-def test_epsilon_is_at_or_above_the_exact_bound_of_its_best_order(total: Total, delta: float, order: float) -> None:
-    """In 60 digits: no order gives less than what is returned but for the tolerance of the search."""
-    divergence = total.divergence(Fraction(order))
-    if divergence is None:
+def test_epsilon_is_the_least_bound_over_all_orders_and_not_below_it(total: Total, delta: float, order: float) -> None:
+    """In 60 digits: no order gives less than what is returned, and the order that was used gives no more."""
+
+    def bound(divergence: Fraction, a: float) -> mpmath.mpf:
+        conversion = mpmath.log(1 / (mpmath.mpf(a) * delta)) / (mpmath.mpf(a) - 1) + mpmath.log(1 - 1 / mpmath.mpf(a))
+        return max(mpmath.mpf(0), mpmath.mpf(divergence.numerator) / divergence.denominator + conversion)
+
+    if total.unbounded:
         return
+    as_zcdp = Total(zcdp=total.squares + total.zcdp, orders=total.orders, values=total.values)
+    divergence = as_zcdp.divergence(Fraction(order))
     with mpmath.workdps(60):
-        a, d = mpmath.mpf(order), mpmath.mpf(delta)
-        bound = mpmath.mpf(divergence.numerator) / divergence.denominator
-        bound += mpmath.log(1 / (a * d)) / (a - 1) + mpmath.log(1 - 1 / a)
-        assert total.epsilon(delta) <= max(bound, 0) * (1 + 1e-9) + 1e-9
-        ours = total._converted(order, delta)
-        assert ours >= bound
+        if divergence is not None:
+            assert total.epsilon(delta) <= bound(divergence, order) * (1 + mpmath.mpf(10) ** -9) + 1e-9
+        (ours, used), _ = total._ways(delta)
+        divergence = as_zcdp.divergence(Fraction(used))
+        assert divergence is not None
+        assert ours >= bound(divergence, used)
 
 
 @given(st.lists(FRACTIONS.map(Pure), min_size=1, max_size=5))
@@ -237,8 +242,3 @@ def test_a_filter_keeps_its_order_whatever_is_released() -> None:
 def test_a_filter_has_a_finite_budget() -> None:
     with pytest.raises(GuaranteeError, match="no budget"):
         Filter.of(math.inf, 1e-6)
-
-
-def test_an_inexact_sampler_adds_to_delta_what_its_distance_says() -> None:
-    assert sampler_delta(1.0, 10_000) == pytest.approx(10_000 * (1 + math.e) * 2.0**-100)
-    assert sampler_delta(1e6, 1) == math.inf

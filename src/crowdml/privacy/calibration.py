@@ -94,7 +94,7 @@ def _log_phi(x: float) -> float:
 
 
 def gdp_delta(epsilon: float, mu: float) -> float:
-    """delta of continuous Gaussian noise with mu = sensitivity / sigma (Balle and Wang 2018, Theorem 8).
+    """delta of continuous Gaussian noise with mu = sensitivity / sigma (Balle and Wang 2018).
 
     Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu). Planning only.
     """

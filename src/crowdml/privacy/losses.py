@@ -3,7 +3,7 @@
 A release charges what its noise proves (`Pure`, `ZCDP`, `Renyi`). Losses on overlapping spans add to a `Total`.
 An (epsilon, delta) pair is computed from a total and never stored: pairs do not compose well.
 
-The conversion used everywhere (Canonne, Kamath, Steinke 2020, Proposition 12): a mechanism whose Renyi divergence
+The conversion used everywhere (Canonne, Kamath, Steinke 2020): a mechanism whose Renyi divergence
 of order a > 1 is at most r is (epsilon, delta)-DP with
 
     epsilon = r + ln(1 / (a delta)) / (a - 1) + ln(1 - 1 / a).
@@ -37,7 +37,6 @@ __all__ = [
     "exact",
     "group",
     "parse_loss",
-    "sampler_delta",
 ]
 
 ZERO = Fraction(0)
@@ -157,7 +156,7 @@ def group(loss: Loss, k: int) -> Loss:
     """The loss of the same release when k of its samples are replaced at once, one after the other.
 
     Pure: k epsilon. ZCDP: k^2 rho, exact for the mechanisms here, whose sensitivity grows k-fold (in general group
-    privacy of zCDP, Bun and Steinke 2016, Proposition 27). A Renyi loss has no such rule of its own.
+    privacy of zCDP, Bun and Steinke 2016). A Renyi loss has no such rule of its own.
     """
     if k < 0:
         raise GuaranteeError(f"{k} samples cannot be replaced. Use 0 or more.")
@@ -223,8 +222,8 @@ def _up(value: Fraction) -> float:
 class Total:
     """The composition of any mix of losses, exact; the order in which they came does not matter.
 
-    pure: sum of epsilon. squares: sum of epsilon^2 / 2 of the same releases, their zCDP (Bun and Steinke 2016,
-    Proposition 4). zcdp: sum of rho. orders, values: the sum of the Renyi losses; without orders there are none.
+    pure: sum of epsilon. squares: sum of epsilon^2 / 2 of the same releases, their zCDP (Bun and Steinke 2016).
+    zcdp: sum of rho. orders, values: the sum of the Renyi losses; without orders there are none.
     """
 
     pure: Fraction = ZERO
@@ -290,37 +289,44 @@ class Total:
     def epsilon(self, delta: float) -> float:
         """The least epsilon at this delta that the losses prove, rounded up; infinite if they prove none.
 
-        The minimum over basic composition (where all losses are pure) and, over all orders, the Renyi conversion,
-        with the pure part taken either as it is or as zCDP. It holds for releases fixed in advance; of an open-ended
-        run say what its `Filter` guarantees (pure totals hold either way).
+        The least of two ways: the pure losses as zCDP, converted with the rest; or their plain sum, and the rest
+        converted alone (nothing, where all losses are pure). Each conversion is the least over all orders.
+        It holds for releases fixed in advance; of an open-ended run say what its `Filter` guarantees (pure totals
+        hold either way).
         """
         _check_delta(delta)
         if self.unbounded:
             return math.inf
-        basic = _up(self.pure) if self.is_pure else math.inf
         if delta == 0.0 or self == Total():
-            return basic
-        return min(basic, max(0.0, self._converted(self._order(delta), delta)))
+            return _up(self.pure) if self.is_pure else math.inf
+        return min(self._ways(delta))[0]
 
-    def _converted(self, order: float, delta: float) -> float:
-        divergence = self.divergence(Fraction(order))
-        if divergence is None:
+    def _ways(self, delta: float) -> list[tuple[float, float]]:
+        """(epsilon, order): all of it as Renyi divergence; the pure part as it is, and the rest so."""
+        whole = _convert(self.squares + self.zcdp, self.orders, self.values, delta)
+        if self.is_pure:
+            return [whole, (_up(self.pure), whole[1])]
+        rest, order = _convert(self.zcdp, self.orders, self.values, delta)
+        return [whole, (math.nextafter(_up(self.pure) + rest, math.inf) if self.pure else rest, order)]
+
+
+def _convert(rho: Fraction, orders: tuple[int, ...], values: tuple[Fraction, ...], delta: float) -> tuple[float, float]:
+    """The least epsilon of rho-zCDP and Renyi losses together, rounded up, and its order.
+
+    Renyi values are constant from one listed order to the next, so the least is at a listed order, or where the rest
+    of the formula has its own least.
+    """
+
+    def at(order: float) -> float:
+        renyi = _at(orders, values, Fraction(order))
+        if renyi is None:
             return math.inf
         value, error = _conversion(order, delta)
-        return _up(divergence) * (1.0 + SAFETY) + value + error
+        return max(0.0, _up(Fraction(order) * rho + renyi) * (1.0 + SAFETY) + value + error)
 
-    def _order(self, delta: float) -> float:
-        """The order whose conversion gives the least epsilon.
-
-        Renyi values are constant from one listed order to the next, so the least is at a listed order or where the
-        rest of the formula has its own least, with the pure part as zCDP or as it is.
-        """
-        pure, squares, zcdp = _up(self.pure), _up(self.squares), _up(self.zcdp)
-        orders = [float(order) for order in self.orders]
-        orders.append(_least(lambda order: order * (squares + zcdp) + _conversion(order, delta)[0]))
-        if pure > 0.0 and zcdp > 0.0:
-            orders.append(_least(lambda order: order * zcdp + _conversion(order, delta)[0]))
-        return min(orders, key=lambda order: self._converted(order, delta))
+    slope = _up(rho)
+    own = _least(lambda order: order * slope + _conversion(order, delta)[0])
+    return min((at(order), order) for order in (*(float(order) for order in orders), own))
 
 
 def _at(orders: tuple[int, ...], values: tuple[Fraction, ...], order: Fraction | int) -> Fraction | None:
@@ -389,7 +395,7 @@ class Filter:
         budget = _non_negative("epsilon", exact(epsilon))
         if delta == 0.0:
             return Filter(budget, delta, None)
-        order = _zcdp_order(budget, delta) if plan is None or plan == Total() else plan._order(delta)
+        order = _zcdp_order(budget, delta) if plan is None or plan == Total() else min(plan._ways(delta))[1]
         return Filter(budget, delta, Fraction(order))
 
     @property
@@ -415,14 +421,3 @@ class Filter:
 def allows(total: Total, cost: Loss | Total, epsilon: Fraction | float, delta: float) -> bool:
     """`Filter.of(epsilon, delta).allows(total, cost)`: a filter that the budget alone fixes."""
     return Filter.of(epsilon, delta).allows(total, cost)
-
-
-def sampler_delta(epsilon: float, coordinates: int, distance: Fraction = Fraction(1, 2**100)) -> float:
-    """What samplers at a total variation of at most `distance` a coordinate add to delta: n (1 + e^epsilon) distance.
-
-    n counts every coordinate that the run draws. Losses are those of the exact laws; this comes on top.
-    """
-    try:
-        return math.nextafter(coordinates * float(distance) * (1.0 + math.exp(epsilon)) * (1.0 + SAFETY), math.inf)
-    except OverflowError:
-        return math.inf
