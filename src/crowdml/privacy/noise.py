@@ -160,7 +160,7 @@ class Silence:
         return np.zeros(np.shape(like), np.int32)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _table(law: Thresholds) -> Words:
     """The thresholds of the first look, built once per law: up to 2.6 MB at sigma = 2^15, a few hundred bytes at 1."""
     table = np.array(law.thresholds(WORD), dtype=np.uint64)
