@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -390,3 +391,20 @@ def test_totals_over_overlapping_and_disjoint_spans_tasks_and_restarts_are_those
         for budget in (owner, *limits.values()):
             assert ledger.allowance(budget).samples == budget.samples - sum(map(bool, paid[budget.task].values()))
         ledger.close()
+
+
+@pytest.mark.slow
+def test_a_check_in_stays_cheap_after_a_hundred_thousand_charges(tmp_path):
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        ledger.take_serials(1_000_000)
+        fresh = [charge(first, first + 19) for first in range(0, 1_000_000, 20)]
+        ledger.charge(TASK, fresh, [PLENTY])
+        ledger.charge(TASK, fresh, [PLENTY])
+        assert ledger.dearest_sample(DELTA)[1].pure == Fraction(2, 10)
+        begin = process_time()
+        for first in range(1000, 1100):
+            ledger.charge(TASK, [charge(first, first + 30)], [PLENTY])
+            assert ledger.dearest_sample(DELTA)[1].pure == Fraction(2 + min(first - 999, 31), 10)
+        assert process_time() - begin < 10.0  # of the processor: a tenth of a second each, and a tenth of that is usual
+        assert ledger.device_total().pure == 200_000 + 310
+        assert ledger.samples_given() == 1_000_000

@@ -14,10 +14,9 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,7 @@ from crowdml.privacy.losses import Loss, Total, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.storage.budget import Allowance, Budget, shortfall, spent
 from crowdml.storage.migrations import apply, bring_up_to_date, migrations
-from crowdml.storage.spans import Coverage, Priced, covered, dearest
+from crowdml.storage.spans import Coverage, Priced, covered, dearest, front, undominated
 
 NOTHING_SENT = "Nothing was charged and nothing was sent."
 
@@ -122,7 +121,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, must_exist: bool = False) -> None:
         self.path = os.fspath(path)
         self._seen: dict[bytes | None, _Seen] = {}
-        self._dearest: dict[Hashable, tuple[int, tuple[int, Total] | None]] = {}
+        self._front: dict[bytes | None, tuple[int, list[tuple[int, Total]]]] = {}
         with self._explained():
             if self.path == ":memory:":
                 self._connection = _connect(self.path)
@@ -241,7 +240,7 @@ class Ledger:
     def price(self, charges: Sequence[Charge], delta: float) -> Price:
         """What these charges would add, on samples charged for nothing else; the dearest sample is that at delta."""
         with self._transaction("deferred"):
-            top = dearest(map(_priced, charges), lambda total: total.epsilon(delta))
+            top = dearest(front(map(_priced, charges)), lambda total: total.epsilon(delta))
             seen = self._seen_by(None)
             return Price(
                 Total() if top is None else top[1],
@@ -262,7 +261,7 @@ class Ledger:
     def dearest_sample(self, delta: float) -> tuple[int, Total] | None:
         """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge."""
         with self._transaction("deferred"):
-            return self._dearest_of(None, delta, lambda total: total.epsilon(delta))
+            return dearest(self._front_of(None), lambda total: total.epsilon(delta))
 
     def device_total(self) -> Total:
         """What all releases together cost if all samples that this device ever gave are replaced."""
@@ -278,7 +277,7 @@ class Ledger:
         """What is left of a budget. A fresh sample has all of its epsilon; the dearest one, what is said here."""
         with self._transaction("deferred"):
             seen = self._seen_by(budget.task)
-            used = self._dearest_of(budget.task, budget, lambda total: spent(budget.sample_filter, total))
+            used = dearest(self._front_of(budget.task), lambda total: spent(budget.sample_filter, total))
             left = budget.epsilon - spent(budget.sample_filter, used[1] if used else Total())
             device_left = None
             if budget.device_filter is not None:
@@ -347,7 +346,8 @@ class Ledger:
             )
 
         before = [priced for span in spans for priced in self._spans(budget.task, *span)]
-        top = dearest([*before, *map(_priced, charges)], lambda total: spent(budget.sample_filter, total))
+        after = front([*before, *map(_priced, charges)])
+        top = dearest(after, lambda total: spent(budget.sample_filter, total))
         if top is not None and not budget.sample_filter.allows(Total(), top[1]):
             paid = Total.of(total for a, b, total in before if a <= top[0] <= b)
             raise BudgetExhausted(
@@ -366,7 +366,7 @@ class Ledger:
         """The charges that meet serials first to last, cut to them."""
         rows = self._connection.execute(_OVERLAPPING, {"task": task, "first": first, "last": last})
         for loss, a, b, times in rows.fetchall():
-            yield a, b, Total.of([self._loss(loss)]).scaled(times)
+            yield a, b, self._total(loss, times)
 
     def _seen_by(self, task: bytes | None) -> _Seen:
         """Read the charges since the last time."""
@@ -378,28 +378,24 @@ class Ledger:
                 f"select device_loss, count(*) {_SINCE} group by device_loss", since
             ).fetchall()
             spans = self._connection.execute(f"select first_sample, last_sample {_SINCE}", since).fetchall()
-            device = Total.of([seen.device, *(Total.of([self._loss(loss)]).scaled(times) for loss, times in losses)])
+            device = Total.of([seen.device, *(self._total(loss, times) for loss, times in losses)])
             for first, end in spans:
                 seen.given.add(first, end)
             seen.device, seen.last = device, last
         return seen
 
-    def _dearest_of(
-        self, task: bytes | None, key: Hashable, cost: Callable[[Total], Fraction | float]
-    ) -> tuple[int, Total] | None:
-        """Totals only grow, and only under new charges: look again where those lie, and at the dearest so far."""
-        before, top = self._dearest.get((task, key), (0, None))
+    def _front_of(self, task: bytes | None) -> list[tuple[int, Total]]:
+        """Totals only grow, and only under new charges: look again where those lie, and at what was kept before."""
+        seen, kept = self._front.get(task, (0, []))
         last = self._last_charge()
-        if last > before:
+        if last > seen:
             first_sample, last_sample = self._connection.execute(
-                f"select min(first_sample), max(last_sample) {_SINCE}", {"seen": before, "task": task}
+                f"select min(first_sample), max(last_sample) {_SINCE}", {"seen": seen, "task": task}
             ).fetchone()
             if first_sample is not None:
-                found = dearest(self._spans(task, first_sample, last_sample), cost)
-                if top is None or (found is not None and cost(found[1]) > cost(top[1])):
-                    top = found
-            self._dearest[(task, key)] = last, top
-        return top
+                kept = undominated([*front(self._spans(task, first_sample, last_sample)), *kept])
+            self._front[task] = last, kept
+        return kept
 
     def _last_charge(self) -> int:
         return self._connection.execute("select coalesce(max(id), 0) from charge").fetchone()[0]
@@ -409,6 +405,9 @@ class Ledger:
             return _parse(text)
         except (GuaranteeError, ValueError) as error:  # not a loss, or one too long to read
             raise self._corrupt(f"a charge holds the loss {text!r}") from error
+
+    def _total(self, text: str, times: int) -> Total:
+        return _times(self._loss(text), times)
 
     def _charge(self, row: tuple[Any, ...]) -> Charge:
         task, mechanism, loss, device_loss, observer, adjacency, first, last, charged_at = row
@@ -585,3 +584,8 @@ def _uri(path: str, mode: str) -> str:
 
 
 _parse = lru_cache(maxsize=4096)(parse_loss)
+
+
+@lru_cache(maxsize=4096)
+def _times(loss: Loss, times: int) -> Total:
+    return Total.of([loss]).scaled(times)

@@ -51,65 +51,112 @@ def covered(spans: Iterable[tuple[int, int]]) -> Coverage:
     return coverage
 
 
+class _Sums:
+    """Totals by number, each sum of two worked out once: many samples have paid the same few totals."""
+
+    def __init__(self) -> None:
+        self.totals: list[Total] = [Total()]
+        self._numbers: dict[Total, int] = {Total(): 0}
+        self._by_identity: dict[int, int] = {}
+        self._sums: dict[tuple[int, int], int] = {}
+
+    def number(self, total: Total) -> int:
+        """The number of a total that somebody else keeps alive."""
+        number = self._by_identity.get(id(total))
+        if number is None:
+            number = self._by_identity[id(total)] = self._number(total)
+        return number
+
+    def add(self, one: int, other: int) -> int:
+        number = self._sums.get((one, other))
+        if number is None:
+            number = self._sums[one, other] = self._number(self.totals[one] + self.totals[other])
+        return number
+
+    def _number(self, total: Total) -> int:
+        number = self._numbers.setdefault(total, len(self.totals))
+        if number == len(self.totals):
+            self.totals.append(total)
+        return number
+
+
+_Numbered = tuple[int, int, int]  # first serial, last serial, the number of what each sample between them paid
+
+
 def stretches(spans: Iterable[Priced]) -> Iterator[tuple[int, Total]]:
     """The first serial and the total of each stretch of serials that were charged alike. Exact.
 
     n spans cost O(n log n) additions however they overlap: a span is added once to each of the O(log n) halves,
     quarters, ... of the line that it covers whole.
     """
-    cluster: list[Priced] = []
+    spans, sums = list(spans), _Sums()
+    for serial, number in _stretches(spans, sums):
+        yield serial, sums.totals[number]
+
+
+def _stretches(spans: Sequence[Priced], sums: _Sums) -> Iterator[tuple[int, int]]:
+    cluster: list[_Numbered] = []
     end = -1
-    for span in sorted(spans, key=lambda span: span[0]):
-        if cluster and span[0] > end:
-            yield from _cluster(cluster)
+    for first, last, total in sorted(spans, key=lambda span: span[0]):
+        if cluster and first > end:
+            yield from _cluster(cluster, sums)
             cluster = []
-        cluster.append(span)
-        end = max(end, span[1])
+        cluster.append((first, last, sums.number(total)))
+        end = max(end, last)
     if cluster:
-        yield from _cluster(cluster)
+        yield from _cluster(cluster, sums)
 
 
-def _cluster(spans: Sequence[Priced]) -> Iterator[tuple[int, Total]]:
+def _cluster(spans: Sequence[_Numbered], sums: _Sums) -> Iterator[tuple[int, int]]:
     points = sorted({first for first, _, _ in spans} | {last + 1 for _, last, _ in spans})
-    yield from _halves(spans, Total(), points, 0, len(points) - 1)
+    return _halves(spans, 0, points, 0, len(points) - 1, sums)
 
 
 def _halves(
-    spans: Sequence[Priced], total: Total, points: Sequence[int], low: int, high: int
-) -> Iterator[tuple[int, Total]]:
-    """Stretches from points[low] up to points[high]; `total` is what every sample in there has paid already."""
+    spans: Sequence[_Numbered], paid: int, points: Sequence[int], low: int, high: int, sums: _Sums
+) -> Iterator[tuple[int, int]]:
+    """Stretches from points[low] up to points[high]; `paid` is what every sample in there has paid already."""
     start, stop = points[low], points[high]
-    partial: list[Priced] = []
+    partial: list[_Numbered] = []
     for span in spans:
         if span[0] <= start and span[1] >= stop - 1:
-            total = total + span[2]
+            paid = sums.add(paid, span[2])
         else:
             partial.append(span)
     if not partial:
-        yield start, total
+        yield start, paid
         return
     middle = (low + high) // 2
     cut = points[middle]
-    yield from _halves([span for span in partial if span[0] < cut], total, points, low, middle)
-    yield from _halves([span for span in partial if span[1] >= cut], total, points, middle, high)
+    yield from _halves([span for span in partial if span[0] < cut], paid, points, low, middle, sums)
+    yield from _halves([span for span in partial if span[1] >= cut], paid, points, middle, high, sums)
 
 
-def dearest(spans: Iterable[Priced], cost: Callable[[Total], Fraction | float]) -> tuple[int, Total] | None:
-    """A serial whose total costs most, and that total; the lowest such serial of equal totals. None without spans.
+def front(spans: Iterable[Priced]) -> list[tuple[int, Total]]:
+    """Serials and totals that no other total dominates, one serial for each: the dearest sample is among them.
 
-    `cost` must never fall when a loss is added. So only totals that no other one dominates need be costed.
+    So it is under every cost that never falls when a loss is added, at any delta and by any filter.
     """
-    first_serials: dict[Total, int] = {}
-    for serial, total in stretches(spans):
-        first_serials.setdefault(total, serial)
-    front: list[Total] = []
-    for total in sorted(first_serials, key=_size, reverse=True):
-        if not any(_dominates(other, total) for other in front):
-            front.append(total)
-    if not front:
-        return None
-    top = max(front, key=cost)
-    return first_serials[top], top
+    spans, sums = list(spans), _Sums()
+    serials: dict[int, int] = {}
+    for serial, number in _stretches(spans, sums):
+        serials.setdefault(number, serial)
+    return undominated((serial, sums.totals[number]) for number, serial in serials.items())
+
+
+def undominated(samples: Iterable[tuple[int, Total]]) -> list[tuple[int, Total]]:
+    kept: list[tuple[int, Total]] = []
+    for serial, total in sorted(samples, key=lambda sample: _size(sample[1]), reverse=True):
+        if not any(_dominates(other, total) for _, other in kept):
+            kept.append((serial, total))
+    return kept
+
+
+def dearest(
+    samples: Sequence[tuple[int, Total]], cost: Callable[[Total], Fraction | float]
+) -> tuple[int, Total] | None:
+    """The serial and the total that cost most; None of none."""
+    return max(samples, key=lambda sample: cost(sample[1]), default=None)
 
 
 def _size(total: Total) -> tuple[bool, int, int]:
