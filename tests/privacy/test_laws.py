@@ -8,12 +8,12 @@ from itertools import accumulate
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
 from crowdml.errors import TaskError
-from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace, Geometric, Skellam, exp_minus
+from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace, Geometric, Skellam, _enclose, exp_minus
 
 DIGITS = 140
 SMALL = [
@@ -57,6 +57,9 @@ def cumulative(law, digits=DIGITS, terms=1500):
 
 
 @given(st.fractions(min_value=0, max_value=3000), st.integers(8, 400))
+@example(Fraction(0), 8)
+@example(Fraction(1, 2**40 + 1), 8)
+@example(Fraction(3000), 8)
 @settings(max_examples=150, deadline=None)
 def test_an_integer_power_of_e_is_enclosed_within_two_units(x, precision):
     low = exp_minus(x, precision)
@@ -74,6 +77,17 @@ def test_thresholds_enclose_the_cumulative_distribution(law, bits):
         whole = mpmath.mpf(2) ** bits
         assert all(cut <= whole * f < cut + 2 for cut, f in zip(cuts, truth, strict=True))
         assert whole * (1 - truth[-1]) < 1
+
+
+def test_an_enclosure_pays_for_the_errors_of_its_ratios():
+    bits, places = 63, 149  # a uniform law, with ratios as wrong as an enclosure of 63 bits can just bear
+
+    def ratios(count, precision):
+        error = 1 << (precision - bits - 10)
+        return [(1 << precision) - error] * count, error
+
+    cuts = _enclose(ratios, lambda k: k / 10, bits, sides=1, below=places)
+    assert all(cut <= Fraction(2**bits * (k + 1), places) < cut + 2 for k, cut in enumerate(cuts))
 
 
 @pytest.mark.parametrize("law", LARGE, ids=str)
