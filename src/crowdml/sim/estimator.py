@@ -1,0 +1,573 @@
+"""A task run by a simulated crowd (`simulate`), and the same in scikit-learn's shape (`Crowd`).
+
+What a simulated device pays is what a real one would pay: both totals come from the protocol's own table.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y  # pyright: ignore[reportUnknownVariableType]
+
+from crowdml.arrays import Array, Samples
+from crowdml.datasets.populations import Population, by_class, by_user, iid
+from crowdml.errors import DataError, GuaranteeError, TaskError
+from crowdml.features import normalise
+from crowdml.messages import SERVER, encode
+from crowdml.privacy.losses import Total, exact
+from crowdml.privacy.mechanisms import GridGaussian, GridLaplace, Mechanism
+from crowdml.privacy.noise import Silence
+from crowdml.privacy.sensitivity import Adjacency
+from crowdml.protocol import Context, Quote, quote
+from crowdml.protocols import PROTOCOLS, find
+from crowdml.protocols.sgd import claimed_epsilon, plan
+from crowdml.sim import compiled
+from crowdml.sim.crowd import Holding, Run, published, turn
+from crowdml.sim.schedule import Schedule, lay_out
+from crowdml.sim.world import Delay, World
+from crowdml.storage.budget import Budget
+from crowdml.storage.ledger import Charge, Ledger
+from crowdml.task import Bound, Features, Labels, Privacy, Task
+
+ENGINES = ("compiled", "events")
+POPULATIONS = ("iid", "by_class", "by_user")
+
+PUBLIC_REACH = 10.0
+"""How far the public step rule lets the weights travel: see `public_step`."""
+
+Tick = Callable[[int], None]
+
+
+# --- a task, run by a crowd ---
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the dearest sample and the dearest device paid in all, at `delta`; infinite where nothing is proved."""
+
+    epsilon_sample: float
+    epsilon_device: float
+    delta: float
+    claimed: float | None
+    """What the paper says a sample pays; None unless the task runs as published."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Some trials of one task on one crowd."""
+
+    task: Task
+    runs: tuple[Run, ...]
+    population: Population
+    cost: Cost
+    check_ins: int
+    """Of the first trial, as the bytes: they depend on public timing alone."""
+    bytes_up: int
+    bytes_down: int
+    silent: int
+    """Devices that hold fewer samples than a check-in takes, and so give nothing."""
+    seconds: float
+
+    def accuracy(self, x: Array, y: Array) -> Array:
+        """Share of x [n, d] that the model gets right at each point of each trial: [trials, points]."""
+        model = plan(self.task).model
+        return np.array([[np.mean(model.predict(w, x) == y) for w in run.weights] for run in self.runs])
+
+    @property
+    def points(self) -> Array:
+        return self.runs[0].points
+
+
+def spread_out(kind: str, y: Array, devices: int, seed: int, groups: Array | None = None) -> Population:
+    """Rows dealt out to devices: 'iid', 'by_class' (at most two classes a device) or 'by_user' (one a person)."""
+    if kind == "iid":
+        return iid(len(y), devices, seed)
+    if kind == "by_class":
+        return by_class(y, devices, seed)
+    if kind == "by_user":
+        return by_user(groups)
+    raise TaskError(f"population {kind!r}: choose one of {', '.join(POPULATIONS)}.")
+
+
+def check_budget(task: Task, passes: int = 1) -> Quote:
+    """The price of a task; a plan that overspends the task's own budget is refused."""
+    price = quote(find(task), task)
+    budget = task.privacy.budget
+    if passes < 1:
+        raise TaskError(f"passes = {passes}: a crowd goes over its samples at least once.")
+    if budget is None or task.privacy.mechanism == "none":
+        return price
+    cost = price.sample_epsilon(passes)
+    if exact(cost) > budget.epsilon * (1 + Fraction(1, 10**9)):
+        uses = "one check-in" if passes == 1 else f"{passes} check-ins (one a pass)"
+        raise TaskError(
+            f"task {task.name!r}: a sample pays ε={cost:g} for {uses}, and privacy.budget.epsilon = "
+            f"{float(budget.epsilon):g} is all that it may pay. Nothing was run. Lower privacy.epsilon"
+            f"{' or the passes' if passes > 1 else ''}, or raise the budget."
+        )
+    if budget.samples < plan(task).settings.batch:
+        raise TaskError(
+            f"task {task.name!r}: a check-in takes {plan(task).settings.batch} samples, and privacy.budget.samples = "
+            f"{budget.samples} is all that a device may give. Nothing was run. Lower protocol.batch, or raise the budget."
+        )
+    return price
+
+
+def simulate(
+    task: Task,
+    x: Array,
+    y: Array,
+    deal: Callable[[int], Population],
+    *,
+    seeds: Sequence[int],
+    passes: int = 1,
+    delay: Delay | None = None,
+    engine: str = "compiled",
+    points: int = 40,
+    workers: int = 2,
+    expect: Tick = lambda _: None,
+    tick: Tick = lambda _: None,
+) -> Study:
+    """Run the task on rows x [n, d], y [n] once for each seed; the model is looked at `points` times on the way.
+
+    `deal` deals the rows out to devices, from the trial's seed. A device gives no more samples than
+    `privacy.budget.samples`, and none where it holds fewer than a check-in takes: so no batch ever holds one sample
+    twice. `expect` hears how many check-ins there will be in all, `tick` how many more were done.
+    """
+    price, started = check_budget(task, passes), time.perf_counter()
+    if engine not in ENGINES:
+        raise TaskError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}.")
+    if x.shape[1] != task.features.dimension:
+        raise DataError(
+            f"task {task.name!r} wants features.dimension = {task.features.dimension}, and this data has {x.shape[1]} "
+            "features. Change the task, or name other data."
+        )
+    batch = plan(task).settings.batch
+    cap = task.privacy.budget.samples if task.privacy.budget else None
+    crowds = [_Crowd.of(deal(seed), batch, cap, passes, delay or Delay()) for seed in seeds]
+    schedules = [
+        lay_out(crowd.world, seed=seed, batch=batch, capacity=plan(task).settings.capacity)
+        for crowd, seed in zip(crowds, seeds, strict=True)
+    ]
+    expect(sum(len(schedule) for schedule in schedules))
+    looks = np.unique(np.geomspace(1, min(len(schedule) for schedule in schedules), points).astype(int))
+
+    def trial(number: int) -> Run:
+        crowd, schedule, seed = crowds[number], schedules[number], seeds[number]
+        holding = Holding(x, y, crowd.population, passes)
+        if engine == "compiled":
+            (run,) = compiled.run(task, holding, [schedule], [seed], points=looks.tolist(), tick=tick)
+        else:
+            from crowdml.sim import event_queue
+
+            room = plan(task).settings.capacity
+            run = event_queue.run(
+                task, holding, crowd.world, seed=seed, capacity=room, points=looks.tolist(), backend="jax", tick=tick
+            )
+        return _looked(_ended(run, schedule), looks)
+
+    with ThreadPoolExecutor(workers) as pool:
+        runs = list(pool.map(trial, range(len(seeds))))
+    up, down = message_bytes(task)
+    count = len(runs[0].schedule)
+    trips = max(int(np.bincount(run.schedule.device).max()) for run in runs)
+    uses = 1
+    if passes > 1:
+        uses = max(_uses(run.schedule, crowd.population) for run, crowd in zip(runs, crowds, strict=True))
+    cost = Cost(
+        price.sample_epsilon(uses),
+        price.device_epsilon(trips),
+        task.privacy.delta,
+        claimed_epsilon(task) if task.as_published else None,
+    )
+    seconds = time.perf_counter() - started
+    first = crowds[0]
+    return Study(task, tuple(runs), first.population, cost, count, up * count, down * count, first.silent, seconds)
+
+
+@dataclass(frozen=True)
+class _Crowd:
+    """Who takes part in a trial, and when."""
+
+    population: Population
+    world: World
+    silent: int
+
+    @staticmethod
+    def of(population: Population, batch: int, cap: int | None, passes: int, delay: Delay) -> _Crowd:
+        """No more samples a device than the cap; with several passes whole batches only, so that none wraps round."""
+        counts = population.counts if cap is None else np.minimum(population.counts, cap)
+        if passes > 1:
+            counts = counts // batch * batch
+        gives = counts >= batch
+        if not gives.any():
+            raise DataError(
+                f"a check-in takes {batch} samples and each of {population.devices} devices holds "
+                f"{int(population.counts.max())} at most, so nobody would check in. Use fewer devices, or lower "
+                "protocol.batch."
+            )
+        sensed = np.where(gives, counts, 0) * passes
+        world = World(
+            population.devices, int(sensed.max()), counts=sensed, request=delay, check_out=delay, check_in=delay
+        )
+        held = np.where(gives, counts, population.counts).astype(np.int32)
+        return _Crowd(replace(population, counts=held), world, int((~gives).sum()))
+
+
+def _ended(run: Run, schedule: Schedule) -> Run:
+    """The schedule up to the stop, with those who had read the weights before it: they are paid for too."""
+    if run.stopped is None:
+        return run
+    last = int(run.points[-1]) if len(run.schedule) < len(schedule) else int(run.state.steps)
+    sent = (np.arange(len(schedule)) < last) | (schedule.version < last)
+    rows = (schedule.device, schedule.trip, schedule.samples, schedule.version, schedule.time)
+    return replace(run, schedule=Schedule(*(each[sent] for each in rows), schedule.dropped))
+
+
+def _looked(run: Run, looks: Array) -> Run:
+    """As many looks in each trial: one that stopped early keeps its last weights; its own end is the last look."""
+    places = np.searchsorted(run.points, looks, side="left").clip(max=len(run.points) - 1)
+    places[-1] = len(run.points) - 1
+    return replace(run, points=looks, weights=run.weights[places])
+
+
+def _uses(schedule: Schedule, population: Population) -> int:
+    """In how many check-ins the most used sample took part."""
+    held = population.counts[schedule.device][:, None]
+    keys = schedule.device[:, None].astype(np.int64) * population.rows.shape[1] + schedule.samples % held
+    return int(np.unique(keys, return_counts=True)[1].max())
+
+
+def message_bytes(task: Task) -> tuple[int, int]:
+    """Bytes of a check-in and of a check-out, without signature and transport. They depend on shapes alone."""
+    protocol = find(task)
+    batch = protocol.batch(task)
+    nothing = Samples(np.zeros((batch, task.features.dimension), np.float32), np.zeros(batch, np.int32))
+    offered = published(protocol.server.start(task, Context(me=SERVER)))
+    message, _ = turn(protocol, task, nothing, offered, Silence(), me="device")
+    return len(encode(message)), len(encode(offered))
+
+
+def public_step(task: Task) -> Fraction:
+    """The constant c of the step c / sqrt(t), from the task alone: no sample is looked at, so nothing is tuned (R4).
+
+    c = 10 / sqrt(E), where E is the mean square of what one check-in adds: the square of the gradient's bound, plus
+    the energy of the noise over all weights. So the k-th step moves the weights by 10 / sqrt(k) at most on average.
+    Ten was chosen on made-up blobs and on MNIST's public images; 3 and 30 are not far worse.
+    """
+    fixed = plan(task)
+    bound = fixed.model.gradient_bound("l2", float(task.features.norm.bound))
+    energy = bound**2 + math.prod(fixed.model.shape) * (_deviation(fixed.table["gradient"]) / fixed.used) ** 2
+    return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
+
+
+def _deviation(gradient: Mechanism) -> float:
+    """Standard deviation of the noise on one entry, in the gradient's own unit."""
+    if isinstance(gradient, GridGaussian):
+        return float(gradient.sigma * gradient.grid.step)
+    if isinstance(gradient, GridLaplace):
+        return math.sqrt(2) * float(gradient.scale * gradient.grid.step)
+    return 0.0
+
+
+def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
+    """The ledger of the device that checked in most often, as its own file would hold it, in memory.
+
+    A sample's serial is its place among the device's samples. A part that is not in one piece, which only happens
+    where a full buffer turned samples away in a later pass, is charged from its first to its last serial.
+    """
+    task, schedule = study.task, study.runs[trial].schedule
+    table = find(task).mechanisms(task)
+    if math.isinf(study.cost.epsilon_sample):
+        raise GuaranteeError(
+            "this crowd learned without noise, so every sample's loss is unbounded and no budget allows to charge it: "
+            "there is no ledger. Give an epsilon."
+        )
+    device = int(np.bincount(schedule.device).argmax())
+    held = int(study.population.counts[device])
+    trips = schedule.samples[schedule.device == device][np.argsort(schedule.trip[schedule.device == device])] % held
+    uses = int(np.bincount(trips.ravel()).max())
+    whole = quote(find(task), task).sample.scaled(uses)
+    ledger = Ledger(":memory:")
+    ledger.take_serials(held)
+    budget = Budget(_just_above(whole, task.privacy.delta), task.privacy.delta, held, plan=whole)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    for samples in trips:
+        charges = [
+            Charge(
+                task.hash,
+                row,
+                mechanism.loss,
+                mechanism.device_loss,
+                mechanism.observer,
+                Adjacency.REPLACE_SAMPLE,
+                int(samples[mechanism.covers.start : mechanism.covers.stop].min()),
+                int(samples[mechanism.covers.start : mechanism.covers.stop].max()),
+                now,
+            )
+            for row, mechanism in table.items()
+        ]
+        ledger.charge(task.hash, charges, [budget])
+    return ledger
+
+
+def _just_above(total: Total, delta: float) -> Fraction:
+    """A budget that this total just fits into."""
+    return exact(total.epsilon(delta)) * (1 + Fraction(1, 10**9))
+
+
+# --- in scikit-learn's shape ---
+
+
+class Crowd(ClassifierMixin, BaseEstimator):
+    """A crowd of simulated devices that learns a classifier privately: `Crowd(epsilon=1.0, seed=1).fit(X, y)`.
+
+    Guarantee: what the devices of such a crowd send is (epsilon, delta)-DP in all for replacing any one sample,
+    against anyone who sees all of it; `epsilon_sample_` is that total, at most `epsilon`. A device gives many samples:
+    `epsilon_device_` is what all of them replaced at once would cost, and it is much larger. Both are of simulated
+    devices, whose noise comes from a seed: the data given to `fit` is protected from nobody who holds the object.
+
+    Not covered: whatever was fitted on X before it came here, such as scaling or PCA, and settings that were tuned
+    by looking at scores on private data (R4). Rows of X are scaled one by one onto the unit sphere, which is free.
+
+    protocol: "sgd". epsilon: a sample's total; None for no privacy. devices: samples are dealt out to so many, equally
+    (what is left over belongs to nobody). model: "softmax", or "logistic" or "svm" for two classes. mechanism:
+    "discrete-gaussian" (l2 sphere) or "discrete-laplace" (l1, delta = 0). batch: samples a check-in; None: all that a
+    device has, in one. step: c of c/sqrt(t); None: `public_step`. passes: over the data, at a share of epsilon each.
+    delay: of each leg of a trip, in samples of the whole crowd ("100", "exponential:100"). population: "iid",
+    "by_class" or "by_user" (with `groups` in `fit`). update: "sgd", "adagrad", "rmsprop" or "average". engine:
+    "compiled" or "events". seed: of the split, the timing and the noise; None: fresh from the operating system.
+    as_published: the paper's Laplace form, in which `epsilon` is claimed once however many passes there are;
+    `epsilon_sample_` says what it really costs.
+    """
+
+    def __init__(
+        self,
+        *,
+        protocol: str = "sgd",
+        epsilon: float | None = 1.0,
+        delta: float = 1e-6,
+        devices: int = 1000,
+        model: str = "softmax",
+        mechanism: str = "discrete-gaussian",
+        batch: int | None = None,
+        step: float | None = None,
+        radius: float = 1000.0,
+        l2: float = 0.0,
+        passes: int = 1,
+        delay: float | str = 0,
+        population: str = "iid",
+        update: str = "sgd",
+        engine: str = "compiled",
+        seed: int | None = None,
+        as_published: bool = False,
+    ) -> None:
+        self.protocol = protocol
+        self.epsilon = epsilon
+        self.delta = delta
+        self.devices = devices
+        self.model = model
+        self.mechanism = mechanism
+        self.batch = batch
+        self.step = step
+        self.radius = radius
+        self.l2 = l2
+        self.passes = passes
+        self.delay = delay
+        self.population = population
+        self.update = update
+        self.engine = engine
+        self.seed = seed
+        self.as_published = as_published
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        groups: Any = None,
+        evaluate: tuple[Any, Any] | None = None,
+        tick: Tick = lambda _: None,
+    ) -> Crowd:
+        """Let the crowd learn X [n, d], y [n].
+
+        `history_` holds the accuracy after so many check-ins: on `evaluate` = (X, y), or on the crowd's own samples,
+        which only a simulator can look at. `tick` hears how many check-ins were done.
+        """
+        X, y = check_X_y(X, y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        self.n_features_in_ = X.shape[1]
+        if len(self.classes_) < 2:
+            raise DataError(f"all {len(y)} labels are {self.classes_[0]!r}; a classifier needs at least two classes.")
+        seed = secrets.randbits(32) if self.seed is None else int(self.seed)
+        people = spread_out(self.population, labels, self.devices, seed, groups)
+        task = self._task(int(people.counts.max()))
+        x, labels = self._on_sphere(X, task), labels.astype(np.int32)
+        study = simulate(
+            task,
+            x,
+            labels,
+            lambda _: people,
+            seeds=[seed],
+            passes=self.passes,
+            delay=Delay.parse(str(self.delay)),
+            engine=self.engine,
+            tick=tick,
+        )
+        run = study.runs[0]
+        self.task_, self.study_, self.seed_ = task, study, seed
+        self.weights_ = run.model
+        self.coef_ = run.model.T if run.model.ndim == 2 else run.model[None, :]
+        self.intercept_ = np.zeros(len(self.coef_))
+        self.epsilon_sample_, self.epsilon_device_ = study.cost.epsilon_sample, study.cost.epsilon_device
+        self.claimed_epsilon_ = study.cost.claimed
+        self.check_ins_, self.bytes_up_, self.bytes_down_ = study.check_ins, study.bytes_up, study.bytes_down
+        seen = (x, labels)
+        if evaluate is not None:
+            seen = (self._on_sphere(check_array(evaluate[0]), task), self._numbers(evaluate[1]))
+        self.history_ = {
+            "check_ins": study.points,
+            "accuracy": study.accuracy(*seen)[0],
+            "of": "evaluation data" if evaluate is not None else "the crowd's own samples",
+        }
+        self._ledger: Ledger | None = None
+        return self
+
+    @property
+    def ledger_(self) -> Ledger:
+        """The ledger of the device that gave most, replayed into memory when first asked for."""
+        check_is_fitted(self, "study_")
+        if self._ledger is None:
+            self._ledger = replayed_ledger(self.study_)
+        return self._ledger
+
+    def decision_function(self, X: Any) -> Array:
+        """Scores x.w: [n, c], or [n] for two classes and one weight vector."""
+        return self._seen(X) @ self.weights_
+
+    def predict(self, X: Any) -> Array:
+        x = self._seen(X)
+        return self.classes_[plan(self.task_).model.predict(self.weights_, x)]
+
+    def predict_proba(self, X: Any) -> Array:
+        """Softmax or logistic probabilities [n, c]. An svm has none."""
+        if self.model == "svm":
+            raise TaskError('model = "svm" gives no probabilities. Use "logistic" or "softmax".')
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros_like(scores), scores], axis=1)
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return odds / odds.sum(axis=1, keepdims=True)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Accuracy over check-ins, with both totals in the title; the matplotlib axes, or a file."""
+        check_is_fitted(self, "study_")
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(self.history_["check_ins"], self.history_["accuracy"], color="#2563a8", marker=".")
+        axes.set(
+            xscale="log",
+            xlabel="check-ins",
+            ylabel=f"accuracy on {self.history_['of']}",
+            ylim=(0, 1),
+            title=f"{self.devices:,} devices · {describe_cost(self.study_.cost)}",
+        )
+        axes.grid(alpha=0.3)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return axes
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())  # pyright: ignore[reportUnknownArgumentType]
+        if "_ledger" in state:  # a database connection cannot be copied; it is replayed again
+            state["_ledger"] = None
+        return state
+
+    def _seen(self, X: Any) -> Array:
+        check_is_fitted(self, "study_")
+        x = check_array(X)
+        if x.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {x.shape[1]} features, but Crowd is expecting {self.n_features_in_} features as input."
+            )
+        return self._on_sphere(x, self.task_)
+
+    @staticmethod
+    def _on_sphere(x: Array, task: Task) -> Array:
+        norm = task.features.norm
+        return normalise(x, "l1" if norm.kind == "l1" else "l2", float(norm.bound))
+
+    def _numbers(self, y: Any) -> Array:
+        return np.array(
+            [int(np.flatnonzero(self.classes_ == label)[0]) if label in self.classes_ else -1 for label in y]
+        )
+
+    def _task(self, held: int) -> Task:
+        """The task that these parameters describe; its step from `public_step` unless one was given."""
+        if self.protocol not in PROTOCOLS:
+            raise TaskError(f"protocol = {self.protocol!r}: choose one of {', '.join(PROTOCOLS)}.")
+        laplace = self.mechanism == "discrete-laplace" or self.as_published
+        mechanism = "none" if self.epsilon is None else "discrete-laplace" if laplace else self.mechanism
+        delta = 0.0 if laplace else float(self.delta)
+        epsilon = {} if self.epsilon is None else {"gradient": exact(self.epsilon)}
+        task = Task(
+            name="crowd",
+            features=Features(self.n_features_in_, Bound("l1" if laplace else "l2")),
+            labels=Labels(tuple(str(name) for name in self.classes_)),
+            model={"kind": self.model, "l2": exact(self.l2)},
+            protocol={
+                "kind": self.protocol,
+                "batch": held if self.batch is None else int(self.batch),
+                "step": {"c": Fraction(1) if self.step is None else exact(self.step)},
+                "radius": exact(self.radius),
+                "update": self.update,
+            },
+            privacy=Privacy(mechanism, epsilon, delta),
+            as_published=self.as_published,
+        )
+        if self.epsilon is not None and not self.as_published:
+            task = task.with_(privacy=replace(task.privacy, epsilon={"gradient": _a_pass(task, self.passes)}))
+        if self.step is None:
+            task = task.with_(protocol={"step": {"c": public_step(task)}})
+        return task
+
+
+def _a_pass(task: Task, passes: int) -> Fraction:
+    """What one of the passes may cost so that all of them cost a sample privacy.epsilon.gradient: rounded down."""
+    whole = task.privacy.epsilon["gradient"]
+    if passes <= 1:
+        return whole
+
+    def fits(epsilon: Fraction) -> bool:
+        shared = task.with_(privacy=replace(task.privacy, epsilon={"gradient": epsilon}))
+        return exact(quote(find(shared), shared).sample_epsilon(passes)) <= whole
+
+    if task.privacy.mechanism == "discrete-laplace":
+        return whole / passes
+    low, high = whole / passes, whole
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return Fraction(math.floor(low * 10**6), 10**6)
+
+
+def describe_cost(cost: Cost) -> str:
+    """'sample ε 1, device ε 155 (δ 1e-06)': both totals, always together."""
+    if math.isinf(cost.epsilon_sample):
+        return "no privacy"
+    text = f"sample ε {cost.epsilon_sample:.3g}, device ε {cost.epsilon_device:.4g}"
+    text += f" (δ {cost.delta:g})" if cost.delta else ""
+    return text if cost.claimed is None else f"{text}; as published, claimed {cost.claimed:.3g}"
