@@ -1,8 +1,8 @@
 """A process that writes a ledger and dies, for the tests that look at what it leaves behind.
 
 steps PATH             check in for ever, and say so after each commit, until killed
-statements FOLDER N    for n = 1, 2, ...: a process that kills itself before its n-th SQL statement, up to the one
-                       that lives; every N-th statement only
+statements FOLDER N    for n = 1, 2, ...: a process that kills itself before its n-th SQL statement or touch of a
+                       file, up to the one that lives; every N-th only
 full PATH              fill a disk that is too small, then go on when there is room
 born PATH              make a ledger where there is no room for one
 """
@@ -21,6 +21,8 @@ from ledger_builders import PLENTY, TASK, charge
 from crowdml.errors import LedgerError
 from crowdml.storage import Ledger
 from crowdml.storage import ledger as module
+
+FILE_EVENTS = {"open", "os.chmod", "os.link", "os.remove", "os.rename", "tempfile.mkstemp"}
 
 
 def step(ledger: Ledger, padding: int = 3000) -> str:
@@ -46,7 +48,7 @@ def steps(path: str) -> None:
 def die_before(path: str, n: int) -> None:
     count = 0
 
-    def statement(_: str) -> None:
+    def statement(_: object) -> None:
         nonlocal count
         count += 1
         if count == n:
@@ -57,7 +59,12 @@ def die_before(path: str, n: int) -> None:
         connection.set_trace_callback(statement)
         return connection
 
+    def touch(event: str, args: tuple[object, ...]) -> None:
+        if event in FILE_EVENTS and any(str(each).startswith(path) for each in args):
+            statement(event)
+
     real_connect, module._connect = module._connect, connect
+    sys.addaudithook(touch)
     with Ledger(path) as ledger:
         step(ledger, 10)
         step(ledger, 10)

@@ -326,7 +326,9 @@ LOSSES = st.sampled_from(
 SPANS = st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda pair: (min(pair), max(pair)))
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from([TASK, OTHER]), st.lists(st.tuples(SPANS, LOSSES), min_size=1, max_size=3), st.booleans()
+        st.sampled_from([TASK, OTHER]),
+        st.lists(st.tuples(SPANS, LOSSES), min_size=1, max_size=3),
+        st.sampled_from([True, False, False]),
     ),
     max_size=12,
 )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total
-from crowdml.storage.spans import covered, dearest, front, stretches
+from crowdml.storage.spans import covered, dearest, front, stretches, undominated
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair)))
 TOTALS = st.sampled_from(
@@ -50,3 +50,10 @@ def test_stretches_carry_the_total_of_every_serial_and_the_dearest_is_among_them
 
 def test_without_spans_there_is_no_dearest_sample():
     assert dearest(front([]), lambda total: total.epsilon(1e-6)) is None
+
+
+def test_only_totals_that_no_other_dominates_are_kept():
+    low, high = Total(zcdp=Fraction(1, 9)), Total(zcdp=Fraction(1, 8))
+    mixed = Total(pure=Fraction(1), squares=Fraction(1, 2))
+    assert undominated([(1, low), (2, high), (3, mixed), (4, Total())]) == [(3, mixed), (2, high)]
+    assert undominated([(1, high), (2, high)]) == [(1, high)]
