@@ -13,6 +13,7 @@ __all__ = [
     "LeakError",
     "LedgerError",
     "MissingExtra",
+    "ProtocolError",
     "TaskError",
     "UnknownName",
 ]
@@ -52,3 +53,7 @@ class GuaranteeError(CrowdmlError):
 
 class MissingExtra(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """An optional dependency is needed and not installed; the message names the extra."""
+
+
+class ProtocolError(CrowdmlError):
+    """A shell asked a role for something that its protocol does not know: a bug, not a peer's fault."""

@@ -131,7 +131,9 @@ def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: boo
         read = jax.tree.map(lambda leaf: leaf[0] if ring == 1 else leaf[late], offered)
         source = SeededSource(key) if noise else Silence()
         message, _ = turn(protocol, task, Samples(x, y), read, source, me=0)
+        message = jax.lax.optimization_barrier(message)  # as on the wire: neither side is compiled into the other
         step = advance(protocol.server, task, state, message, Context(me=SERVER, sender=0, now=now))
+        step = jax.lax.optimization_barrier(step)
         after, news, reasons = step.state, published(step), stops(step)
         if reasons:  # a stopped task changes no more
             last = jax.tree.map(lambda leaf: leaf[0] if ring == 1 else leaf[now & (ring - 1)], offered)

@@ -99,6 +99,9 @@ class Run:
     said: Mapping[str, Array] = field(default_factory=dict)
     """The small releases of each check-in, by field [N, ...], where the engine was asked to keep them."""
 
+    passages: Mapping[int, Any] = field(default_factory=dict)
+    """Of each device, what went through its door and from which samples, where the engine ran its doors one by one."""
+
     @property
     def model(self) -> Array:
         return self.weights[-1]

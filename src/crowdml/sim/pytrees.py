@@ -8,8 +8,19 @@ import jax
 
 from crowdml.arrays import STRUCTS
 from crowdml.privacy.private import Private, Release
+from crowdml.protocol import CheckOut, Publish, Send, Step, Stop, Wake
 
 _known: set[type] = set()
+
+STEPS: tuple[tuple[type, list[str], list[str]], ...] = (
+    (Step, ["state", "effects"], []),
+    (CheckOut, [], []),
+    (Send, ["message", "when"], ["to"]),
+    (Publish, ["message", "when"], []),
+    (Wake, [], ["after", "tag"]),
+    (Stop, ["when"], ["reason"]),
+)
+"""A step and its effects, with what is an array in them and what is a constant."""
 
 
 def register() -> None:
@@ -18,6 +29,10 @@ def register() -> None:
         if cls not in _known:
             _known.add(cls)
             jax.tree_util.register_dataclass(cls, data_fields=list(names), meta_fields=list(static))
+    if Step not in _known:
+        _known.add(Step)
+        for cls, names, static in STEPS:
+            jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=static)
     if Private not in _known:
         _known.update((Private, Release))
         jax.tree_util.register_pytree_node(

@@ -7,7 +7,7 @@ it does not matter in which order, or in which engine, it is asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ class World:
     devices: int
     samples: int
     """Samples that each device senses in all, passes included; the most, where `counts` says less for some."""
+    _: KW_ONLY
     counts: Any = None
     """Samples of each device [M], where they differ."""
     request: Delay = field(default_factory=Delay)
