@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
 from crowdml.arrays import Array, Integers, Samples
-from crowdml.errors import ProtocolError
+from crowdml.errors import ProtocolError, TaskError
 from crowdml.messages import Address
 from crowdml.privacy.losses import Loss, Total
 from crowdml.privacy.mechanisms import Mechanism
@@ -164,6 +165,36 @@ def price(table: Mapping[str, Mechanism]) -> Total:
         Total.of([row.loss for row in table.values() if row.covers.start <= edge < row.covers.stop]) for edge in edges
     ]
     return max(sums, key=lambda total: total.epsilon(1e-6), default=Total.of([]))
+
+
+def check_budget(protocol: Protocol, task: Task) -> None:
+    """Refuse a task whose plan overspends its own budget with a single check-in."""
+    budget = task.privacy.budget
+    if budget is None:
+        return
+    once, batch = quote(protocol, task).sample_epsilon(), protocol.batch(task)
+    if once > budget.epsilon * (1 + Fraction(1, 10**9)):
+        raise TaskError(
+            f"privacy.budget.epsilon = {float(budget.epsilon):g}: one check-in costs a sample {once:.4g}, so no device could "
+            f"ever send one. Allow at least {once:.4g}, or lower privacy.epsilon."
+        )
+    if batch > budget.samples:
+        raise TaskError(
+            f"privacy.budget.samples = {budget.samples}: one check-in gives {batch} samples, so no device could ever send "
+            f"one. Allow at least {batch}, or a smaller protocol.batch."
+        )
+
+
+def affordable(protocol: Protocol, task: Task, *, uses: int = 1) -> int | None:
+    """How many check-ins the task's budget allows a device whose samples may serve `uses` times; None: no budget."""
+    budget = task.privacy.budget
+    if budget is None:
+        return None
+    priced = quote(protocol, task)
+    paid = 0
+    while paid < uses and priced.sample_epsilon(paid + 1) <= budget.epsilon * (1 + Fraction(1, 10**9)):
+        paid += 1
+    return paid * (budget.samples // protocol.batch(task))
 
 
 def quote(protocol: Protocol, task: Task) -> Quote:

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Protocol as Interface
 
 from crowdml.arrays import Array, Integers, namespace
+from crowdml.errors import GuaranteeError
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale
 from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Unbounded, group
@@ -152,6 +153,10 @@ class CountLaplace:
     kind: str = "count-laplace"
     grid: Grid = COUNTS
 
+    def __post_init__(self) -> None:
+        if self.sensitivity.bound < 1:
+            raise GuaranteeError(f"A count moves by at least 1; a sensitivity of {self.sensitivity.bound} is too small.")
+
     @property
     def scale(self) -> Fraction:
         return laplace_scale(self.sensitivity.bound, self.epsilon)
@@ -168,7 +173,7 @@ class CountLaplace:
         """Contributions [b, cells] of zeros and ones, at most a single one in a row."""
         cells = math.prod(contributions.shape[1:])
         if cells > 1 and self.sensitivity.bound < 2:
-            raise ValueError(
+            raise GuaranteeError(
                 f"Counts in {cells} cells move by 2 when a sample is replaced; the table says {self.sensitivity.bound}. "
                 "Put L1(2) in the row of the table."
             )
@@ -193,6 +198,13 @@ class RandomisedResponse:
     observer: Observer = Observer.ANYONE
     kind: str = "randomised-response"
     grid: Grid = COUNTS
+
+    def __post_init__(self) -> None:
+        if self.classes < 2 or not Fraction(1, 10**6) <= self.epsilon <= 64:
+            raise GuaranteeError(
+                f"Randomised response over {self.classes} classes at epsilon {float(self.epsilon):g}: it needs at least two "
+                "classes and an epsilon from 1e-6 to 64, where its probability of 30 bits proves what it says."
+            )
 
     @property
     def keep(self) -> Fraction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crowdml.errors import TaskError
-from crowdml.protocol import Protocol
+from crowdml.protocol import Protocol, check_budget
 from crowdml.protocols import sgd
 from crowdml.task import Task
 
@@ -18,4 +18,5 @@ def find(task: Task) -> Protocol:
         raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.")
     protocol = PROTOCOLS[kind]
     protocol.check(task)
+    check_budget(protocol, task)
     return protocol

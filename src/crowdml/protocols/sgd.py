@@ -100,12 +100,14 @@ class Plan:
 def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
     settings = read_section(Settings, task.protocol, "protocol")
-    extra = dict(task.model)
-    kind, l2 = extra.pop("kind"), extra.pop("l2", Fraction(0))
-    if not isinstance(l2, (int, float, Fraction)) or l2 < 0:
+    extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
+    kind, l2 = extra.pop("kind"), extra.pop("l2", 0.0)
+    if not isinstance(l2, (int, float)) or l2 < 0:
         raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
+    if task.labels.kind == "number":
+        extra.setdefault("bound", float(task.labels.bound))
     model = make_model(kind, task.features.dimension, task.classes, **extra)
-    wanted = {"gradient", "errors"} | ({"labels"} if task.labels.kind == "class" else set[str]())
+    wanted = {"gradient", "errors", "labels"}
     if task.privacy.mechanism != "none":
         for name in sorted(set(task.privacy.epsilon) - wanted):
             raise TaskError(f"privacy.epsilon.{name}: sgd lets out {', '.join(sorted(wanted))}, and nothing else.")
@@ -131,8 +133,6 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
             "errors": Exposed(L1(Fraction(0)), held_out, "how often the model was wrong here, exactly"),
             "labels": Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly"),
         }
-        if model.classes is None:
-            counts.pop("labels")
         return {"gradient": exposed, **counts}, COUNTS
     epsilon = privacy.epsilon
     if privacy.mechanism == "discrete-laplace":
@@ -254,7 +254,7 @@ def publish_initial(task: Task, ctx: Context) -> Step[Learning]:
     model = plan(task).model
     zeros = np.zeros(model.shape, np.float32)
     none = np.int32(0)
-    state = Learning(zeros, zeros, none, none, np.zeros(model.classes or 1, np.int32))
+    state = Learning(zeros, zeros, none, none, np.zeros(model.cells, np.int32))
     return Step(state, (Publish(Params(zeros, none)),))
 
 
