@@ -35,14 +35,19 @@ def step(ledger: Ledger, padding: int = 3000) -> str:
     return text
 
 
+def say(line: str) -> None:
+    """In one write: a pipe takes so short a line whole or not at all, and `print` may write it in pieces."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
 def steps(path: str) -> None:
     with Ledger(path) as ledger:
         while True:
             text = step(ledger)
-            print("charged", text, flush=True)
+            say(f"charged {text}")
             if (seq := int(text.split()[0])) % 4 == 3:
                 ledger.acknowledge(TASK, seq - 2)
-                print("acknowledged", seq - 2, flush=True)
+                say(f"acknowledged {seq - 2}")
 
 
 def die_before(path: str, n: int) -> None:
