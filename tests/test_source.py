@@ -1,0 +1,293 @@
+"""What no run of the code would show: who imports whom, who looks into a Private, where randomness comes from.
+
+Everything is read from the source itself, with `ast`, so that it holds for code that no test calls.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import crowdml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(crowdml.__file__).resolve().parent
+
+BOTTOM = {"errors", "arrays"}
+CORE = BOTTOM | {"privacy", "task", "messages", "protocol"}
+LIBRARY = CORE | {"models", "features", "datasets", "secagg", "buffer", "wire", "storage", "protocols"}
+SHELLS = {"device", "server", "sim"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "arrays": {"errors"},
+    "models": BOTTOM,
+    "features": BOTTOM,
+    "datasets": BOTTOM | {"features"},
+    "privacy": BOTTOM,
+    "task": BOTTOM | {"privacy"},
+    "messages": BOTTOM | {"privacy"},
+    "protocol": BOTTOM | {"privacy", "task", "messages"},
+    "secagg": CORE,
+    "buffer": CORE,
+    "wire": CORE,
+    "storage": CORE,
+    "protocols": CORE | {"models", "features"},
+    "device": LIBRARY,
+    "server": LIBRARY,
+    "sim": LIBRARY,
+    "experiments": LIBRARY | SHELLS,
+    "bench": LIBRARY | SHELLS,
+    "cli": LIBRARY | SHELLS | {"experiments", "bench", "crowdml"},
+    "crowdml": {"errors", "sim"},  # the package itself: `crowdml.Crowd`, found when it is asked for
+}
+"""Each piece of the library, and what it may import besides itself. Imports point one way: no cycle can hide here."""
+
+WITH_JAX = {"sim", "experiments", "bench"}
+HEAVY = {"jax", "scipy", "sklearn", "matplotlib", "dp_accounting", "mpmath", "opendp", "pandas", "torch"}
+
+MAY_OPEN_PRIVATE = {"privacy/private.py", "privacy/door.py", "sim/pytrees.py"}
+MAY_MAKE_RELEASES = {"privacy/private.py", "privacy/door.py", "messages.py", "sim/pytrees.py"}
+
+BY_CHANCE = {"datasets", "sim", "experiments", "bench", "cli"}
+"""Where something may be drawn from a seed; a seed that its caller names."""
+
+SOURCES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+MACHINE_PATH = re.compile(r"(?<![\w.:~/}-])/(?:work|home|root|Users|mnt|srv|opt|tmp|workspace)/\w|\b[A-Z]:\\\\?\w")
+REGISTRY = re.compile(
+    r"(?i)\b(?:index-url|find-links|trusted-host|registry\.[a-z]|files\.python[h]osted|pypi\.org/[s]imple|test\.[p]ypi"
+    r"|[a-z0-9.-]*artifactory|[a-z0-9-]+\.pkg\.dev|nexus\.[a-z])|@\s+file:/"
+)
+
+
+@cache
+def tree(source: str) -> ast.Module:
+    return ast.parse((PACKAGE / source).read_text(encoding="utf-8"), source)
+
+
+def piece(source: str) -> str:
+    """The part of the layout that a file belongs to: 'privacy', 'messages', or 'crowdml' for the package itself."""
+    first = source.split("/")[0].removesuffix(".py")
+    return "crowdml" if first == "__init__" else first
+
+
+def imports(source: str) -> Iterator[tuple[str, int, bool]]:
+    """Every module that a file imports, the line, and whether the import waits inside a function or for a type checker."""
+
+    def visit(node: ast.AST, waits: bool) -> Iterator[tuple[str, int, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for name in child.names:
+                    yield name.name, child.lineno, waits
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{source}:{child.lineno} imports relative to itself; name the module in full."
+                assert child.module is not None
+                for name in child.names:
+                    yield f"{child.module}.{name.name}", child.lineno, waits
+            else:
+                later = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                typing = isinstance(child, ast.If) and ast.unparse(child.test) in (
+                    "TYPE_CHECKING",
+                    "typing.TYPE_CHECKING",
+                )
+                yield from visit(child, waits or later or typing)
+
+    yield from visit(tree(source), False)
+
+
+def target(module: str) -> str | None:
+    """The piece of our own library that an import names; None for somebody else's."""
+    head, _, rest = module.partition(".")
+    if head != "crowdml":
+        return None
+    first = rest.split(".")[0]
+    return first if first in MAY_IMPORT else "crowdml"
+
+
+def dotted(node: ast.AST) -> str:
+    return ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
+
+
+def test_every_file_has_a_place_in_the_layout():
+    strangers = {piece(source) for source in SOURCES} - set(MAY_IMPORT)
+    assert not strangers, f"Not in the layout of the library: {sorted(strangers)}. Give each a row in MAY_IMPORT."
+
+
+def test_the_table_of_imports_has_no_cycle():
+    left = {name: set(allowed) - {"crowdml"} for name, allowed in MAY_IMPORT.items() if name != "crowdml"}
+    while left:
+        done = {name for name, allowed in left.items() if not allowed & set(left)}
+        assert done, f"These may import one another in a circle: {sorted(left)}."
+        left = {name: allowed for name, allowed in left.items() if name not in done}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_imports_point_one_way(source: str):
+    here = piece(source)
+    for module, line, _ in imports(source):
+        there = target(module)
+        assert there is None or there == here or there in MAY_IMPORT[here], (
+            f"src/crowdml/{source}:{line} imports {module}: {here} may import {sorted(MAY_IMPORT[here])}."
+        )
+
+
+def test_device_server_and_simulator_never_import_one_another():
+    for shell in SHELLS:
+        assert not MAY_IMPORT[shell] & (SHELLS | {"experiments", "bench", "cli"})
+
+
+def test_no_protocol_imports_another():
+    for source in SOURCES:
+        if source.startswith("protocols/") and source != "protocols/__init__.py":
+            others = [module for module, _, _ in imports(source) if module.startswith("crowdml.protocols")]
+            assert not others, f"src/crowdml/{source} imports {others}: what two protocols share belongs below them."
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_jax_is_imported_by_the_simulator_alone(source: str):
+    if piece(source) in WITH_JAX:
+        return
+    for module, line, _ in imports(source):
+        assert module.split(".")[0] != "jax", f"src/crowdml/{source}:{line} imports {module}: devices have no JAX."
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_heavy_libraries_are_imported_where_they_are_needed_and_not_before(source: str):
+    if piece(source) in WITH_JAX:
+        return
+    for module, line, waits in imports(source):
+        assert waits or module.split(".")[0] not in HEAVY, (
+            f"src/crowdml/{source}:{line} imports {module} at once: import it in the function that needs it."
+        )
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_only_the_door_looks_into_a_private_value(source: str):
+    if source in MAY_OPEN_PRIVATE:
+        return
+    for node in ast.walk(tree(source)):
+        named = isinstance(node, ast.Attribute) and node.attr in ("_value", "_Private__value")
+        spelt = isinstance(node, ast.Constant) and node.value == "_value"
+        assert not named and not spelt, (
+            f"src/crowdml/{source}:{getattr(node, 'lineno', 0)} names _value: compute with `map`, let out with `release`."
+        )
+
+
+def test_those_who_may_look_into_a_private_value_still_do():
+    for source in MAY_OPEN_PRIVATE:
+        assert any(isinstance(node, ast.Attribute) and node.attr == "_value" for node in ast.walk(tree(source))), source
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_only_the_door_the_codec_and_the_pytrees_make_releases(source: str):
+    if source in MAY_MAKE_RELEASES:
+        return
+    for node in ast.walk(tree(source)):
+        made = isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] == "Release"
+        assert not made, f"src/crowdml/{source}:{getattr(node, 'lineno', 0)} makes a Release: only the door may."
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_randomness_is_an_argument(source: str):
+    """No module `random`, no hidden state of NumPy's, and a generator only from a seed that somebody passed in."""
+    for module, line, _ in imports(source):
+        assert module.split(".")[0] != "random", f"src/crowdml/{source}:{line} imports random: noise has an owner."
+        assert not module.startswith(("numpy.random", "jax.random")), (
+            f"src/crowdml/{source}:{line} imports {module}: write np.random.default_rng(seed) where it is used."
+        )
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Attribute) and dotted(node.value) in ("np.random", "numpy.random"):
+            assert node.attr in ("default_rng", "Generator", "SeedSequence"), (
+                f"src/crowdml/{source}:{node.lineno} uses np.random.{node.attr}, which draws from a state that all share."
+            )
+            assert piece(source) in BY_CHANCE, (
+                f"src/crowdml/{source}:{node.lineno}: devices draw from SystemSource alone."
+            )
+        if isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in (
+            "default_rng",
+            "SeedSequence",
+            "PRNGKey",
+        ):
+            given = [*node.args, *(word.value for word in node.keywords)]
+            named = given and not (isinstance(given[0], ast.Constant) and given[0].value is None)
+            assert named, (
+                f"src/crowdml/{source}:{node.lineno} makes a generator without a seed: take one as an argument."
+            )
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_nothing_on_a_device_has_a_default_seed(source: str):
+    if piece(source) in {"datasets", "sim", "experiments", "bench"}:
+        return
+    for node in ast.walk(tree(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            arguments = node.args
+            plain = [*arguments.posonlyargs, *arguments.args]
+            defaults = [*zip(plain[len(plain) - len(arguments.defaults) :], arguments.defaults, strict=True)]
+            defaults += [pair for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if pair[1]]
+            for argument, value in defaults:
+                fixed = "seed" in argument.arg and not (isinstance(value, ast.Constant) and value.value is None)
+                assert not fixed, (
+                    f"src/crowdml/{source}:{node.lineno}: {argument.arg} has a default; known noise is no noise."
+                )
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "seed" in node.target.id:
+            empty = node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
+            assert empty, (
+                f"src/crowdml/{source}:{node.lineno}: {node.target.id} has a default; known noise is no noise."
+            )
+
+
+def test_every_module_has_a_name_of_its_own():
+    nameless = {"utils.py", "util.py", "common.py", "helpers.py", "helper.py", "base.py", "misc.py"}
+    found = [source for source in SOURCES if source.split("/")[-1] in nameless]
+    assert not found, f"{found}: a thing without a home does not have its name yet."
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout: there is no list of tracked files")
+    return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_tracked_file_names_a_path_of_one_machine_or_a_package_registry():
+    found: list[str] = []
+    for path in tracked():
+        data = path.read_bytes()
+        if b"\0" in data:
+            continue  # a picture, an archive
+        for number, line in enumerate(data.decode("utf-8", errors="replace").splitlines(), 1):
+            if MACHINE_PATH.search(line) or REGISTRY.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)
+
+
+def imported_by(statement: str) -> set[str]:
+    """The heavy libraries that a new interpreter has loaded after a statement."""
+    code = f"import sys\n{statement}\nprint(*sorted({HEAVY!r} & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_package_and_the_device_side_import_no_heavy_library():
+    device_side = [source for source in SOURCES if piece(source) not in WITH_JAX | {"cli", "server"}]
+    names = [
+        f"crowdml.{source.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__") for source in device_side
+    ]
+    assert {"crowdml", "crowdml.protocols.sgd", "crowdml.storage.ledger", "crowdml.models.make"} <= set(names)
+    assert imported_by("import " + ", ".join(sorted(names))) == set()
+
+
+def test_asking_the_command_line_for_help_imports_no_heavy_library():
+    assert imported_by("import crowdml.cli") == set()
