@@ -29,11 +29,12 @@ from crowdml.privacy.losses import Total, exact
 from crowdml.privacy.mechanisms import GridGaussian, GridLaplace, Mechanism
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import Context, Quote, quote
+from crowdml.protocol import Context, quote
 from crowdml.protocols import PROTOCOLS, find
-from crowdml.protocols.sgd import claimed_epsilon, plan
+from crowdml.protocols.sgd import claimed_epsilon, plan, progress
 from crowdml.sim import compiled
 from crowdml.sim.crowd import Holding, Run, published, turn
+from crowdml.sim.prices import check_budget
 from crowdml.sim.schedule import Schedule, lay_out
 from crowdml.sim.world import Delay, World
 from crowdml.storage.budget import Budget
@@ -88,6 +89,15 @@ class Study:
     def points(self) -> Array:
         return self.runs[0].points
 
+    @property
+    def crowd_says(self) -> dict[str, float] | None:
+        """The error rate as the server sees it, eq. (14), of the first trial; None where no error count leaves."""
+        state = self.runs[0].state
+        if "errors" not in plan(self.task).table:
+            return None
+        seen = progress(self.task, int(state.steps), float(state.errors), state.labels)
+        return {"error": seen.error, "error_sd": seen.error_sd}
+
 
 def spread_out(kind: str, y: Array, devices: int, seed: int, groups: Array | None = None) -> Population:
     """Rows dealt out to devices: 'iid', 'by_class' (at most two classes a device) or 'by_user' (one a person)."""
@@ -98,30 +108,6 @@ def spread_out(kind: str, y: Array, devices: int, seed: int, groups: Array | Non
     if kind == "by_user":
         return by_user(groups)
     raise TaskError(f"population {kind!r}: choose one of {', '.join(POPULATIONS)}.")
-
-
-def check_budget(task: Task, passes: int = 1) -> Quote:
-    """The price of a task; a plan that overspends the task's own budget is refused."""
-    price = quote(find(task), task)
-    budget = task.privacy.budget
-    if passes < 1:
-        raise TaskError(f"passes = {passes}: a crowd goes over its samples at least once.")
-    if budget is None or task.privacy.mechanism == "none":
-        return price
-    cost = price.sample_epsilon(passes)
-    if exact(cost) > budget.epsilon * (1 + Fraction(1, 10**9)):
-        uses = "one check-in" if passes == 1 else f"{passes} check-ins (one a pass)"
-        raise TaskError(
-            f"task {task.name!r}: a sample pays ε={cost:g} for {uses}, and privacy.budget.epsilon = "
-            f"{float(budget.epsilon):g} is all that it may pay. Nothing was run. Lower privacy.epsilon"
-            f"{' or the passes' if passes > 1 else ''}, or raise the budget."
-        )
-    if budget.samples < plan(task).settings.batch:
-        raise TaskError(
-            f"task {task.name!r}: a check-in takes {plan(task).settings.batch} samples, and privacy.budget.samples = "
-            f"{budget.samples} is all that a device may give. Nothing was run. Lower protocol.batch, or raise the budget."
-        )
-    return price
 
 
 def simulate(
@@ -161,7 +147,9 @@ def simulate(
         for crowd, seed in zip(crowds, seeds, strict=True)
     ]
     expect(sum(len(schedule) for schedule in schedules))
-    looks = np.unique(np.geomspace(1, min(len(schedule) for schedule in schedules), points).astype(int))
+    shortest = min(len(schedule) for schedule in schedules)
+    even = -(-shortest // points)  # even stretches compile once; other lengths would compile each
+    looks = np.append(np.arange(even, shortest, even), shortest)
 
     def trial(number: int) -> Run:
         crowd, schedule, seed = crowds[number], schedules[number], seeds[number]
@@ -479,7 +467,6 @@ class Crowd(ClassifierMixin, BaseEstimator):
         axes = figure.add_subplot()
         axes.plot(self.history_["check_ins"], self.history_["accuracy"], color="#2563a8", marker=".")
         axes.set(
-            xscale="log",
             xlabel="check-ins",
             ylabel=f"accuracy on {self.history_['of']}",
             ylim=(0, 1),

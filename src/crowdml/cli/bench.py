@@ -1,0 +1,42 @@
+"""`crowdml bench`: speed, as ratios."""
+
+from __future__ import annotations
+
+import click
+
+from crowdml.cli.output import Report, json_option, make_table
+from crowdml.errors import UnknownName
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def bench(name: str | None, json_path: str | None) -> None:
+    """Measure ours beside hand-written limits and installed peers, in one run. Without NAME: list the benchmarks."""
+    from crowdml.bench import NAMES, run
+
+    report = Report(json_path)
+    if name is None:
+        report.print("\n".join(NAMES))
+        report.finish({"benchmarks": list(NAMES)})
+        return
+    if name not in NAMES:
+        raise UnknownName(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}.")
+    report.aside.print(f"Measuring {name}...")
+    result = run(name, lambda text: report.aside.print(f"  {text}"))
+    rows = make_table("what", "value", "unit", "low", "high", title=str(result.get("id", name)))
+    for row in result.get("rows", []):
+        rows.add_row(row["name"], *_shown(row, "value"), row["unit"], *_shown(row, "low"), *_shown(row, "high"))
+    report.print(rows)
+    ratios = make_table("ratio", "value", "goal", "holds")
+    for ratio in result.get("ratios", []):
+        holds = "" if ratio.get("holds") is None else "yes" if ratio["holds"] else "NO"
+        ratios.add_row(ratio["name"], *_shown(ratio, "value"), *_shown(ratio, "goal"), holds)
+    report.print(ratios)
+    report.finish(result)
+
+
+def _shown(row: dict[str, object], key: str) -> tuple[str]:
+    value = row.get(key)
+    return (f"{value:,.4g}" if isinstance(value, (int, float)) and abs(value) < 1e4 else
+            f"{value:,.0f}" if isinstance(value, (int, float)) else "",)  # fmt: skip

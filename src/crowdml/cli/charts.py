@@ -1,0 +1,53 @@
+"""The plots of `demo` and `simulate`: accuracy over check-ins, both totals in the title."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INK, GREY = "#222222", "#666666"
+COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by most colour-blind readers
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Trials [T, n] of one crowd over x [n] check-ins, and levels to compare with: (name, accuracy)."""
+
+    title: str
+    x: Any
+    trials: Any
+    levels: tuple[tuple[str, float], ...] = ()
+    chance: float | None = None
+
+
+def draw(path: Path, heading: str, curves: list[Curve]) -> None:
+    """One panel a curve: the first trial as a line, the range of all trials as a band, comparisons as levels."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(5.6 * len(curves), 4.9), layout="constrained")
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
+    for place, curve in enumerate(curves, start=1):
+        axes = figure.add_subplot(1, len(curves), place)
+        count = len(curve.trials)
+        if count > 1:
+            low, high = curve.trials.min(0), curve.trials.max(0)
+            axes.fill_between(
+                curve.x, low, high, color=COLOURS[0], alpha=0.15, lw=0, label=f"lowest to highest of {count}"
+            )
+            axes.plot(
+                curve.x, curve.trials.mean(0), color=COLOURS[0], lw=1, ls=(0, (4, 2)), label=f"mean of {count} trials"
+            )
+        axes.plot(curve.x, curve.trials[0], color=COLOURS[0], lw=2, marker="o", ms=3.5, label="the crowd, this run")
+        for (name, level), colour in zip(curve.levels, COLOURS[1:], strict=False):
+            axes.axhline(level, color=colour, lw=1.6, label=f"{name}: {level:.2f}")
+        if curve.chance is not None:
+            axes.axhline(curve.chance, color=GREY, lw=1, ls=":", label=f"chance: {curve.chance:.2f}")
+        axes.set_title(curve.title, loc="left", fontsize=10.5, color=INK)
+        axes.set(xlabel="check-ins", ylabel="accuracy on test samples" if place == 1 else "", ylim=(0, 1.03))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(color="#E4E4E4", lw=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(0, -0.14), ncol=2)
+    figure.savefig(path, dpi=140)

@@ -1,0 +1,196 @@
+"""What every command shares: where its words go, its JSON, its files, its progress bars."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crowdml.errors import CrowdmlError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+PLOTS = (".png", ".svg", ".pdf")
+
+json_option = click.option(
+    "--json", "json_path", metavar="PATH", help="Write the result as one JSON object; '-' means stdout."
+)
+
+
+class OutputError(CrowdmlError):
+    """A result cannot be written where it was asked for."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a command's words go: results to stdout, or to stderr where stdout carries the JSON."""
+
+    json_path: str | None
+    plot_path: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a place that cannot be written before anything is computed."""
+        for path in (self.json_path, self.plot_path):
+            if path is not None and path != "-":
+                check_place(Path(path))
+        if self.plot_path is not None and Path(self.plot_path).suffix not in PLOTS:
+            raise OutputError(f"{self.plot_path}: the ending says the format of a plot; use one of {', '.join(PLOTS)}.")
+
+    @cached_property
+    def console(self) -> Console:
+        """For results."""
+        from rich.console import Console
+
+        return Console(stderr=self.json_path == "-", highlight=False)
+
+    @cached_property
+    def aside(self) -> Console:
+        """For everything that is no result: progress, and how a run can be repeated."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
+
+    def print(self, *parts: Any) -> None:
+        self.console.print(*parts, soft_wrap=all(isinstance(part, str) for part in parts))
+
+    def progress(self) -> Progress:
+        """Bars on stderr, where a terminal is there; silent otherwise."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.aside,
+            disable=not self.aside.is_terminal,
+            transient=True,
+        )
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the JSON, where it was asked for."""
+        if self.json_path is None:
+            return
+        text = json.dumps(plain(result), ensure_ascii=False, allow_nan=False)
+        if self.json_path == "-":
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        else:
+            with whole_file(Path(self.json_path)) as draft:
+                draft.write_text(text + "\n", encoding="utf-8")
+
+    def plotted(self, draw: Callable[[Path], object]) -> None:
+        """Let `draw` write the plot, where it was asked for."""
+        if self.plot_path is not None:
+            with whole_file(Path(self.plot_path)) as draft:
+                draw(draft)
+            self.print(f"Plot: {self.plot_path}")
+
+
+def make_table(*columns: str, title: str | None = None, numbers: bool = True) -> Table:
+    """A plain table that reads well on dark and on light: no colours but the terminal's own."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", header_style="bold"
+    )
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if numbers and place else "left", overflow="fold", no_wrap=not place)
+    return table
+
+
+def check_place(path: Path) -> None:
+    """Make the folder; refuse a path that is a folder, or one that cannot be written."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder. Name a file in it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(
+            f"{path} cannot be written: no permission for {path.parent}. Nothing was done. Name another place."
+        )
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[Path]:
+    """A draft beside `path` that takes its name when it is complete: a file is there whole, or not at all."""
+    draft: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        draft = Path(name)
+        yield draft
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        draft.chmod(0o666 & ~mask)
+        draft.replace(path)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _unwritten(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"{path} cannot be written ({error.strerror or error}). Nothing is there half-written. "
+        "Free some space, or name another place."
+    )
+
+
+def plain(value: Any) -> Any:
+    """What JSON can say: no NumPy, no infinity (null: no guarantee)."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def epsilon_text(epsilon: float) -> str:
+    """Four digits, as the ledger computes it; words where there is no guarantee."""
+    return "none: no noise" if math.isinf(epsilon) else f"{epsilon:.4g}"
+
+
+def size_text(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+        count /= 1000
+    return ""
+
+
+def say_error(sentence: str) -> None:
+    click.echo(f"crowdml: {' '.join(sentence.split())}", err=True)
+
+
+def close_quietly() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain about a broken one."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return

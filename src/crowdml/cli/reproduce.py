@@ -1,0 +1,96 @@
+"""`crowdml reproduce`: the papers' figures, with their claims beside our numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crowdml.cli.output import OutputError, Report, check_place, json_option, make_table, whole_file
+
+if TYPE_CHECKING:
+    from crowdml.experiments.figure import Figure
+
+
+@click.command()
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--quick", is_flag=True, help="A small run for a look or a test.")
+@click.option("--trials", type=int, help="How many trials; without it the figure's own number.")
+@click.option("--all", "everything", is_flag=True, help="Every figure.")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write plot and JSON of each figure there.")
+@json_option
+def reproduce(
+    ids: tuple[str, ...], quick: bool, trials: int | None, everything: bool, out: Path | None, json_path: str | None
+) -> None:
+    """Reproduce figures of the papers by name, e.g. hamm2015/fig4. Without a name: list them, with the state of each."""
+    from crowdml.experiments.registry import FIGURES, find_figure, listing
+    from crowdml.experiments.registry import reproduce as make
+
+    report = Report(json_path)
+    if out is not None:
+        if out.is_file():
+            raise OutputError(f"--out {out} is a file. Name a folder.")
+        check_place(out / "figure.json")
+    chosen = list(FIGURES) if everything else [find_figure(each).id for each in ids]
+    if not chosen:
+        table = make_table("figure", "what", "state", numbers=False)
+        lines = listing()
+        for line in lines:
+            table.add_row(line.id, line.title, f"needs {', '.join(line.missing)}" if line.missing else line.state)
+        report.print(table)
+        if any(line.missing for line in lines):
+            report.print("Data: `crowdml data fetch NAME`, or set CROWDML_DATA. A --quick run needs none.")
+        report.finish({"figures": [vars(line) for line in lines]})
+        return
+    made: list[dict[str, Any]] = []
+    for id_ in chosen:
+        with report.progress() as progress:
+            bar = progress.add_task(id_, total=None)
+
+            def hear(
+                text: str, done: int, total: int, bar: Any = bar, id_: str = id_, progress: Any = progress
+            ) -> None:
+                progress.update(bar, description=f"{id_}: {text}", completed=done, total=total)
+
+            figure = make(id_, quick, trials=trials, progress=hear)
+        _show(report, figure, quick)
+        made.append(figure.to_json() | ({"quick": True} if quick else {}))
+        if out is not None:
+            _keep(report, figure, made[-1], out)
+    report.finish(made[0] if len(made) == 1 else {"figures": made})
+
+
+def _show(report: Report, figure: Figure, quick: bool) -> None:
+    size = " (a quick run: small, not the paper's size)" if quick else ""
+    report.print(f"[bold]{figure.id}[/bold]  {figure.title}{size}")
+    table = make_table("series", figure.y_label, "sample ε", "claimed")
+    for series in figure.series:
+        label = series.privacy
+        honest = "-" if label.epsilon is None else f"{label.epsilon:.4g}"
+        claimed = "" if label.claimed is None else f"{label.claimed:.4g}"
+        name = f"{series.name}{', as published' if label.as_published else ''}"
+        table.add_row(name, f"{series.last:.4g}", honest, claimed)
+    report.print(table)
+    claims = make_table("claim", "paper", "ours", "holds")
+    for claim in figure.claims:
+        paper = "" if claim.paper is None else f"{claim.paper:.4g}"
+        claims.add_row(claim.text, paper, f"{claim.ours:.4g}", "yes" if claim.holds else "NO")
+    if figure.claims:
+        report.print(claims)
+    for note in figure.notes:
+        report.print(f"- {note}")
+    report.print(f"{figure.trials} trials on {figure.data}, {figure.seconds:.1f} s.")
+
+
+def _keep(report: Report, figure: Figure, result: dict[str, Any], out: Path) -> None:
+    import json
+
+    for ending in (".json", ".png"):
+        target = out / f"{figure.id}{ending}"
+        with whole_file(target) as draft:
+            if ending == ".json":
+                draft.write_text(json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            else:
+                figure.plot(draft)
+        report.print(f"Wrote {target}")

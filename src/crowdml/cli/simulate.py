@@ -1,0 +1,218 @@
+"""`crowdml simulate`: any task on a simulated crowd."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
+from crowdml.cli.task import find_task
+from crowdml.errors import DataError, TaskError
+
+if TYPE_CHECKING:
+    from crowdml.datasets import Dataset
+    from crowdml.sim.estimator import Study
+    from crowdml.task import Task
+
+
+@click.command()
+@click.argument("task", metavar="TASK")
+@click.option("--data", "data_name", metavar="NAME", help="The data set; without it the one named as the task is.")
+@click.option("--devices", type=int, help="How many devices; without it as many as fill one check-in each.")
+@click.option("--trials", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many trials.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), help="Repeats a run; without it a fresh one, which is shown."
+)
+@click.option(
+    "--delay", default="0", show_default=True, help="Of each leg, in samples of the crowd: 100, exponential:100."
+)
+@click.option("--engine", type=click.Choice(["compiled", "events"]), default="compiled", show_default=True)
+@click.option("--passes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Each one costs again.")
+@click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
+@click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins: .png, .svg or .pdf.")
+@json_option
+def simulate(
+    task: str,
+    data_name: str | None,
+    devices: int | None,
+    trials: int,
+    seed: int | None,
+    delay: str,
+    engine: str,
+    passes: int,
+    population: str | None,
+    plot_path: str | None,
+    json_path: str | None,
+) -> None:
+    """Run TASK (a file, or a shipped name) on a crowd of simulated devices."""
+    report = Report(json_path, plot_path)
+    found = find_task(task)
+
+    from crowdml.sim.prices import check_budget
+
+    check_budget(found, passes)
+    data = _load(found, data_name, seed)
+
+    import numpy as np
+
+    from crowdml.protocols import find
+    from crowdml.sim.estimator import simulate as run
+    from crowdml.sim.estimator import spread_out
+    from crowdml.sim.world import Delay
+
+    late = Delay.parse(delay)
+    seed = secrets.randbits(32) if seed is None else seed
+    seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
+    kind = population or ("by_user" if data.groups is not None and devices is None else "iid")
+    many = devices if devices is not None else max(1, len(data.y_train) // find(found).batch(found))
+    with report.progress() as progress:
+        bar = progress.add_task(found.name, total=None)
+        study = run(
+            found,
+            data.x_train,
+            data.y_train,
+            lambda each: spread_out(kind, data.y_train, many, each, data.groups),
+            seeds=seeds,
+            passes=passes,
+            delay=late,
+            engine=engine,
+            expect=lambda total: progress.update(bar, total=total),
+            tick=lambda done: progress.advance(bar, done),
+        )
+    curve = study.accuracy(data.x_test, data.y_test)
+    result = _result(found, data, study, curve, seed, engine, kind, passes)
+    _show(report, found, data, study, result)
+    report.plotted(lambda path: _plot(path, found, study, curve))
+    report.finish(result)
+
+
+def _load(task: Task, name: str | None, seed: int | None) -> Dataset:
+    """The task's data, its rows in the task's own ball."""
+    from dataclasses import replace
+
+    from crowdml.datasets import NAMES, load
+    from crowdml.features import normalise
+
+    if name is None and task.name not in NAMES:
+        raise DataError(f"task {task.name!r} names no data set; say --data, one of {', '.join(NAMES)}.")
+    name = name or task.name
+    data = load(name, normalise="none", seed=(0 if seed is None else seed) if name == "synthetic" else None)
+    if task.labels.kind != "class":
+        raise TaskError(
+            f"task {task.name!r} predicts a number, and every data set here has classes; use it from Python."
+        )
+    if len(data.classes) != task.classes:
+        raise DataError(
+            f"task {task.name!r} has {task.classes} classes and data set {name!r} has {len(data.classes)} "
+            f"({', '.join(data.classes)}). Change labels.classes, or name other data."
+        )
+    if data.features != task.features.dimension:
+        raise DataError(
+            f"task {task.name!r} has features.dimension = {task.features.dimension} and data set {name!r} has "
+            f"{data.features} features. Change the task, or name other data."
+        )
+    kind, bound = ("l1" if task.features.norm.kind == "l1" else "l2"), float(task.features.norm.bound)
+    return replace(data, x_train=normalise(data.x_train, kind, bound), x_test=normalise(data.x_test, kind, bound))
+
+
+def _result(
+    task: Task, data: Dataset, study: Study, curve: Any, seed: int, engine: str, population: str, passes: int
+) -> dict[str, Any]:
+    last, several = curve[:, -1], len(curve) > 1
+    staleness = study.runs[0].schedule.staleness
+    cost = study.cost
+    privacy = {
+        "unit": "sample",
+        "epsilon": cost.epsilon_sample,
+        "claimed": cost.claimed,
+        "delta": cost.delta,
+        "as_published": task.as_published,
+    }
+    return {
+        "id": f"simulate/{task.name}",
+        "task": task.hash.hex(),
+        "data": data.name,
+        "devices": study.population.devices,
+        "silent_devices": study.silent,
+        "population": population,
+        "trials": len(curve),
+        "seed": seed,
+        "engine": engine,
+        "passes": passes,
+        "accuracy": last.mean(),
+        "accuracy_low": last.min(),
+        "accuracy_high": last.max(),
+        "epsilon_sample": cost.epsilon_sample,
+        "epsilon_device": cost.epsilon_device,
+        "claimed": cost.claimed,
+        "delta": cost.delta,
+        "as_published": task.as_published,
+        "check_ins": study.check_ins,
+        "bytes_up": study.bytes_up,
+        "bytes_down": study.bytes_down,
+        "staleness": {"mean": float(staleness.mean()), "max": int(staleness.max())},
+        "crowd_says": study.crowd_says,
+        "stopped": study.runs[0].stopped,
+        "seconds": study.seconds,
+        "series": [
+            {
+                "key": "crowd",
+                "name": task.title or task.name,
+                "x": study.points,
+                "y": curve.mean(0),
+                "low": curve.min(0) if several else [],
+                "high": curve.max(0) if several else [],
+                "privacy": privacy,
+            }
+        ],
+    }
+
+
+def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[str, Any]) -> None:
+    several = result["trials"] > 1
+    spread = f"  ({result['accuracy_low']:.3f} to {result['accuracy_high']:.3f} over {result['trials']} trials)"
+    table = make_table("", "", title=f"{task.name}: {task.title}", numbers=False)
+    table.show_header = False
+    table.add_row("accuracy", f"{result['accuracy']:.3f}{spread if several else ''}")
+    says = study.crowd_says
+    if says is not None:
+        table.add_row(
+            "as the server saw it", f"{1 - says['error']:.2f} ± {says['error_sd']:.2f} over the whole run, noisy counts"
+        )
+    table.add_row("ε of the dearest sample", epsilon_text(study.cost.epsilon_sample) + _claim(study))
+    table.add_row("ε of the dearest device", epsilon_text(study.cost.epsilon_device))
+    table.add_row("δ", f"{study.cost.delta:g}")
+    table.add_row("devices", f"{study.population.devices:,} ({result['population']})")
+    table.add_row(
+        "check-ins", f"{study.check_ins:,}{'' if result['stopped'] is None else ', stopped: ' + result['stopped']}"
+    )
+    table.add_row(
+        "staleness", f"{result['staleness']['mean']:.1f} updates on average, {result['staleness']['max']} at most"
+    )
+    table.add_row("sent up, down", f"{size_text(study.bytes_up)}, {size_text(study.bytes_down)}")
+    table.add_row("seconds", f"{study.seconds:.1f}")
+    report.print(table)
+    if task.as_published:
+        report.print("As published: a paper's own formulas. The ε above is what they really cost.")
+    if tuple(data.classes) != task.labels.classes:
+        report.print(
+            f"The data calls its classes {', '.join(data.classes)}; the task, {', '.join(task.labels.classes)}."
+        )
+    if study.silent:
+        report.print(f"{study.silent} devices hold less than one batch and gave nothing.")
+    report.print(f"Data: {data.note}")
+    report.aside.print(f"Again: --seed {result['seed']}")
+
+
+def _claim(study: Study) -> str:
+    return "" if study.cost.claimed is None else f" (as published; claimed {study.cost.claimed:.4g})"
+
+
+def _plot(path: Any, task: Task, study: Study, curve: Any) -> None:
+    from crowdml.cli.charts import Curve, draw
+    from crowdml.sim.estimator import describe_cost
+
+    title = f"{study.population.devices:,} devices · {describe_cost(study.cost)}"
+    draw(path, f"{task.name}: {task.title}", [Curve(title, study.points, curve, chance=1 / (task.classes or 1))])

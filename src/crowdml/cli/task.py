@@ -1,0 +1,169 @@
+"""`crowdml task`: look at a task file before anybody runs it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, whole_file
+
+if TYPE_CHECKING:
+    from crowdml.protocol import Quote, QuotedRow
+    from crowdml.task import Task
+
+
+def shipped() -> list[str]:
+    """Names of the tasks that come with the package."""
+    return sorted(
+        entry.name[:-5] for entry in resources.files("crowdml.tasks").iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def shipped_text(name: str) -> str:
+    return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def find_task(given: str) -> Task:
+    """A task by its file, or by the name of one that is shipped."""
+    from crowdml.errors import UnknownName
+    from crowdml.task import load, parse
+
+    if given in shipped() and not Path(given).is_file():
+        return parse(shipped_text(given), f"the shipped task {given!r}")
+    if not Path(given).exists() and "/" not in given and not given.endswith(".toml"):
+        raise UnknownName(f"{given!r} is neither a file nor a shipped task; shipped are {', '.join(shipped())}.")
+    return load(given)
+
+
+@click.group()
+def task() -> None:
+    """List, check and write task files."""
+
+
+@task.command("list")
+@json_option
+def list_(json_path: str | None) -> None:
+    """List the tasks that are shipped."""
+    from crowdml.protocol import quote
+    from crowdml.protocols import find
+
+    report = Report(json_path)
+    table = make_table("task", "title", "classes", "sample ε", numbers=False)
+    rows: list[dict[str, Any]] = []
+    for name in shipped():
+        each = find_task(name)
+        price = quote(find(each), each)
+        rows.append({"name": name, "title": each.title, "hash": each.hash.hex(), "epsilon": price.sample_epsilon()})
+        table.add_row(name, each.title, str(each.classes or "number"), epsilon_text(price.sample_epsilon()))
+    report.print(table)
+    report.finish({"tasks": rows})
+
+
+@task.command()
+@click.argument("file_or_name", metavar="TASK")
+@json_option
+def check(file_or_name: str, json_path: str | None) -> None:
+    """Check TASK (a file, or a shipped name) and print its price."""
+    from crowdml.protocols import find
+    from crowdml.sim.prices import check_budget
+
+    report = Report(json_path)
+    found = find_task(file_or_name)
+    price = check_budget(found)
+    batch = find(found).batch(found)
+    result = _priced(found, price, batch)
+    report.print(f"[bold]{found.name}[/bold]  {found.title}")
+    if found.as_published:
+        report.print("[bold]As published[/bold]: a paper's own formulas, for the simulator only.")
+    leaves = make_table("leaves", "mechanism", "sensitivity", "noise", "sample pays", title="What a check-in lets out")
+    for row in result["rows"]:
+        leaves.add_row(row["row"], row["mechanism"], row["sensitivity"], row["noise"], row["loss"])
+    report.print(leaves)
+    for row in result["rows"]:
+        report.print(f"  {row['row']}: {row['promise']} (seen by {row['observer']})")
+    costs = make_table(
+        "after", "a sample's ε", "the device's ε", title=f"What it costs, at δ = {found.privacy.delta:g}"
+    )
+    for line in result["device"]:
+        costs.add_row(line["after"], epsilon_text(price.sample_epsilon()), epsilon_text(line["epsilon"]))
+    report.print(costs)
+    report.print("The device's total replaces all of its samples at once; a sample's, any single one.")
+    report.print(f"sha256 {found.hash.hex()}")
+    report.finish(result)
+
+
+def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
+    budget = found.privacy.budget
+    steps = [(1, "1 check-in"), (10, "10 check-ins")]
+    if budget is not None:
+        most = budget.samples // batch
+        steps = [step for step in steps if step[0] < most] + [(most, f"all {most} check-in{'s' if most != 1 else ''}")]
+    return {
+        "name": found.name,
+        "hash": found.hash.hex(),
+        "as_published": found.as_published,
+        "delta": found.privacy.delta,
+        "batch": batch,
+        "epsilon_sample": price.sample_epsilon(),
+        "budget": None if budget is None else {"epsilon": float(budget.epsilon), "samples": budget.samples},
+        "device": [{"check_ins": n, "after": text, "epsilon": price.device_epsilon(n)} for n, text in steps],
+        "rows": [_row(row) for row in price.rows],
+    }
+
+
+def _row(row: QuotedRow) -> dict[str, Any]:
+    mechanism = row.mechanism
+    scale, sigma = getattr(mechanism, "scale", None), getattr(mechanism, "sigma", None)
+    noise = (
+        f"sigma {float(sigma):.4g}"
+        if sigma is not None
+        else f"scale {float(scale):.4g}"
+        if scale is not None
+        else "none"
+    )
+    sensitivity = mechanism.sensitivity
+    return {
+        "row": row.row,
+        "mechanism": mechanism.kind,
+        "sensitivity": f"{type(sensitivity).__name__} {sensitivity.bound}",
+        "adjacency": sensitivity.adjacency.value,
+        "noise": noise,
+        "grid": float(mechanism.grid.step),
+        "loss": _loss_text(row.loss),
+        "observer": mechanism.observer.value,
+        "promise": mechanism.promise,
+    }
+
+
+def _loss_text(loss: Any) -> str:
+    """'pure 0.05', 'zcdp 0.0147': what the noise proves, as a number."""
+    kind, _, number = str(loss).partition(" ")
+    return f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(loss)
+
+
+@task.command()
+@click.argument("path", metavar="FILE.toml")
+@click.option(
+    "--from", "like", metavar="NAME", default="activity", show_default=True, help="The shipped task to start from."
+)
+@json_option
+def new(path: str, like: str, json_path: str | None) -> None:
+    """Write a task file to edit, with every common key in it."""
+    from crowdml.errors import UnknownName
+
+    report = Report(json_path)
+    if like not in shipped():
+        raise UnknownName(f"no shipped task is called {like!r}; there are {', '.join(shipped())}.")
+    target = Path(path)
+    if target.suffix != ".toml":
+        raise OutputError(f"{path}: a task file ends in .toml.")
+    if target.exists():
+        raise OutputError(f"{path} is already there and was left as it is. Name another file, or delete it first.")
+    with whole_file(target) as draft:
+        draft.write_text(shipped_text(like), encoding="utf-8")
+    report.print(f"Wrote {path}. Edit it, then run `crowdml task check {path}`.")
+    report.finish({"path": path, "from": like})
