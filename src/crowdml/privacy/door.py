@@ -42,7 +42,7 @@ class Door:
                 f"Nothing may leave as {row!r}: the protocol's `mechanisms` table has the rows {sorted(self.table)}. "
                 "Add a row with its sensitivity and promise, so that owners see its price before it is drawn."
             )
-        if not isinstance(private, Private):
+        if not isinstance(private, Private):  # pyright: ignore[reportUnnecessaryIsInstance]  handlers are not all typed
             raise LeakError(
                 f"`ctx.release({row!r}, ...)` takes a Private value, so that its part can be charged; this is a "
                 f"{type(private).__name__}. Public values go into the message as they are, in a Public field."
@@ -50,8 +50,19 @@ class Door:
         mechanism = self.table[row]
         if not private.part.within(mechanism.covers):
             raise LeakError(
-                f"Row {row!r} covers rows {mechanism.covers} of the batch, and that is what it is priced for; this value "
-                f"came from rows {private.part}. Split the batch as the table says, or change `covers` in the table."
+                f"Row {row!r} covers rows {mechanism.covers} of the batch, and that is what it is priced for; "
+                f"this value came from rows {private.part}. Split the batch as the table says, or change `covers` in the table."
+            )
+        if any(passage.row == row for passage in self.passages):
+            raise LeakError(
+                f"Row {row!r} was let out already in this step, and a check-in is priced for one such release. "
+                "Give the second one a row of its own in the table."
+            )
+        rows = tuple(getattr(private._value, "shape", ()))[:1]
+        if rows != (private.part.size,):
+            raise LeakError(
+                f"Row {row!r} takes one row for each of the {private.part.size} samples of its part, and the mechanism "
+                f"bounds each row; this value has {rows[0] if rows else 'no'} rows. Let `map` keep the samples apart."
             )
         value = mechanism.draw(private._value, self.noise)
         self.passages.append(Passage(row, mechanism, private.part))
