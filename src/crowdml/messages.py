@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -61,8 +62,10 @@ def _is_public(hint: Any) -> bool:
 
 def _is_release(hint: Any) -> bool:
     """Release[...], or Release[...] | None where the task decides whether the field is there."""
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    return get_origin(hint) is Release or (len(kinds) == 1 and get_origin(kinds[0]) is Release)
+    if get_origin(hint) in (Union, UnionType):
+        (hint, *more) = [kind for kind in get_args(hint) if kind is not type(None)]
+        return not more and get_origin(hint) is Release
+    return get_origin(hint) is Release
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ def inspect(message: Any, door: Door) -> None:
 
 def _refuse_leaks(value: Any, where: str, door: Door) -> None:
     if isinstance(value, Private):
-        raise LeakError(f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it.")
+        raise LeakError(
+            f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it."
+        )
     if isinstance(value, Release) and value._stamp is not door.stamp:
         raise LeakError(
             f"{where} holds a Release that did not come through this device's door in this step "
@@ -97,8 +102,10 @@ def _refuse_leaks(value: Any, where: str, door: Door) -> None:
     if isinstance(value, Release):
         _refuse_leaks(value.value, where, door)
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            _refuse_leaks(inner, where, door)
+        for pair in value.items():
+            _refuse_leaks(pair, where, door)
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        raise LeakError(f"{where} holds an array of objects, which the seal cannot look into. Send arrays of numbers.")
     elif isinstance(value, (list, tuple, set, frozenset)):
         for inner in value:
             _refuse_leaks(inner, where, door)
@@ -114,9 +121,12 @@ def seal(task: bytes, sender: Address, to: frozenset[Address], seq: int, message
 
 
 def encode(message: Any) -> bytes:
-    """msgpack with sorted keys; an array is [type, shape, little-endian bytes]. The size depends on shapes alone."""
+    """msgpack with sorted keys; an array is [type, shape, little-endian bytes].
+
+    The size of what was released depends on its shape alone: a release is an array even where it is a single number.
+    """
     fields = {field.name: _plain(getattr(message, field.name)) for field in dataclasses.fields(message)}
-    return msgpack.packb(dict(sorted(fields.items())))
+    return bytes(msgpack.packb(dict(sorted(fields.items()))) or b"")
 
 
 def decode(kind: str, body: bytes) -> Any:
@@ -132,12 +142,16 @@ def decode(kind: str, body: bytes) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Release):
-        return _plain(value.value)
+        return _packed(np.asarray(value.value))
     if isinstance(value, (bool, int, float, str, bytes)) or value is None:
         return value
     array = np.asarray(value)
     if array.ndim == 0:
         return array.item()
+    return _packed(array)
+
+
+def _packed(array: np.ndarray[Any, Any]) -> list[Any]:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return [little.dtype.str, list(little.shape), little.tobytes()]
 
