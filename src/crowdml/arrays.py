@@ -51,7 +51,9 @@ def struct(cls: type[Any] | None = None, /, *, static: tuple[str, ...] = ()) -> 
         names = tuple(field.name for field in dataclasses.fields(made))
         unknown = set(static) - set(names)
         if unknown:
-            raise TypeError(f"{target.__name__}: static names no field: {sorted(unknown)}. The fields are {list(names)}.")
+            raise TypeError(
+                f"{target.__name__}: static names no field: {sorted(unknown)}. The fields are {list(names)}."
+            )
         STRUCTS[made] = (tuple(name for name in names if name not in static), static)
         return made
 

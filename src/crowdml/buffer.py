@@ -20,7 +20,9 @@ class Buffer:
 
     def __init__(self, batch: int, capacity: int) -> None:
         if not 1 <= batch <= capacity:
-            raise ValueError(f"A buffer for batches of {batch} must hold at least {batch} samples; {capacity} is too few.")
+            raise ValueError(
+                f"A buffer for batches of {batch} must hold at least {batch} samples; {capacity} is too few."
+            )
         self._batch = batch
         self._capacity = capacity
         self._waiting: deque[tuple[int, Array, Array]] = deque()

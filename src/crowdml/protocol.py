@@ -175,13 +175,13 @@ def check_budget(protocol: Protocol, task: Task) -> None:
     once, batch = quote(protocol, task).sample_epsilon(), protocol.batch(task)
     if once > budget.epsilon * (1 + Fraction(1, 10**9)):
         raise TaskError(
-            f"privacy.budget.epsilon = {float(budget.epsilon):g}: one check-in costs a sample {once:.4g}, so no device could "
-            f"ever send one. Allow at least {once:.4g}, or lower privacy.epsilon."
+            f"privacy.budget.epsilon = {float(budget.epsilon):g}: one check-in costs a sample {once:.4g}, "
+            f"so no device could ever send one. Allow at least {once:.4g}, or lower privacy.epsilon."
         )
     if batch > budget.samples:
         raise TaskError(
-            f"privacy.budget.samples = {budget.samples}: one check-in gives {batch} samples, so no device could ever send "
-            f"one. Allow at least {batch}, or a smaller protocol.batch."
+            f"privacy.budget.samples = {budget.samples}: one check-in gives {batch} samples, "
+            f"so no device could ever send one. Allow at least {batch}, or a smaller protocol.batch."
         )
 
 

@@ -89,11 +89,15 @@ class Privacy:
         choose("privacy.mechanism", self.mechanism, ("discrete-gaussian", "discrete-laplace", "none"))
         choose("privacy.unit", self.unit, ("sample", "device"))
         if not 0 <= self.delta < 1:
-            raise TaskError(f"privacy.delta = {self.delta:g}: a probability far below one over the samples, such as 1e-6.")
+            raise TaskError(
+                f"privacy.delta = {self.delta:g}: a probability far below one over the samples, such as 1e-6."
+            )
         for name, epsilon in self.epsilon.items():
             positive(f"privacy.epsilon.{name}", epsilon)
         if self.mechanism == "discrete-gaussian" and self.delta == 0:
-            raise TaskError("privacy.delta = 0: Gaussian noise has no guarantee without a delta. Use 1e-6, or discrete-laplace.")
+            raise TaskError(
+                "privacy.delta = 0: Gaussian noise has no guarantee without a delta. Use 1e-6, or discrete-laplace."
+            )
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Mapping, dict) or hint in (Mapping, dict) or getattr(origin, "__name__", "") == "Mapping":
         if not isinstance(value, Mapping):
             raise TaskError(f"{where} = {show(value)}: expected a table.")
-        return {key: _convert(arguments[1], item, f"{where}.{key}") if arguments else item for key, item in value.items()}
+        return {
+            key: _convert(arguments[1], item, f"{where}.{key}") if arguments else item for key, item in value.items()
+        }
     if hint is Any:
         return value
     if hint is bool and isinstance(value, bool):

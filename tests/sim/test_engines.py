@@ -126,3 +126,15 @@ def test_both_engines_stop_at_the_same_check_in_for_the_same_reason(stop: str):
     assert fast.stopped is not None
     assert int(fast.state.steps) == int(slow.state.steps) < len(laid)
     np.testing.assert_array_equal(fast.model, slow.model)
+
+
+def test_trials_together_are_the_trials_one_by_one():
+    task, holding = make("discrete-gaussian", stop="[stop]\nsteps = 40")
+    laid = [lay_out(World(9, 24, request=Delay("uniform", 9.0)), seed=seed, batch=4, capacity=40) for seed in (1, 2, 3)]
+    apart = compiled.run(task, holding, laid, [1, 2, 3], points=[7, 30], keep_said=True)
+    together = compiled.run(task, holding, laid, [1, 2, 3], points=[7, 30], keep_said=True, together=True)
+    for one, other in zip(apart, together, strict=True):
+        assert one.stopped == other.stopped == "40 check-ins have arrived"
+        assert int(one.state.steps) == int(other.state.steps)
+        np.testing.assert_array_equal(one.said["labels"], other.said["labels"])
+        np.testing.assert_allclose(one.weights, other.weights, rtol=0, atol=1e-5)

@@ -41,7 +41,11 @@ class Grid:
         axes = tuple(range(1, rows.ndim))
         scaled = rows * (1 / float(self.step))
         scaled = xp.where(abs(scaled) < TOO_LARGE, scaled, 0.0)  # also what is not finite
-        size = abs(scaled).sum(axes, keepdims=True) if norm == "l1" else xp.sqrt((scaled * scaled).sum(axes, keepdims=True))
+        size = (
+            abs(scaled).sum(axes, keepdims=True)
+            if norm == "l1"
+            else xp.sqrt((scaled * scaled).sum(axes, keepdims=True))
+        )
         factor = xp.where(size > clip, clip / xp.maximum(size, clip), 1.0)
         steps = (scaled * factor).astype(xp.int32)  # toward zero
         if norm == "l1":

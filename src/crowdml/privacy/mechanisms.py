@@ -155,7 +155,9 @@ class CountLaplace:
 
     def __post_init__(self) -> None:
         if self.sensitivity.bound < 1:
-            raise GuaranteeError(f"A count moves by at least 1; a sensitivity of {self.sensitivity.bound} is too small.")
+            raise GuaranteeError(
+                f"A count moves by at least 1; a sensitivity of {self.sensitivity.bound} is too small."
+            )
 
     @property
     def scale(self) -> Fraction:
@@ -174,8 +176,8 @@ class CountLaplace:
         cells = math.prod(contributions.shape[1:])
         if cells > 1 and self.sensitivity.bound < 2:
             raise GuaranteeError(
-                f"Counts in {cells} cells move by 2 when a sample is replaced; the table says {self.sensitivity.bound}. "
-                "Put L1(2) in the row of the table."
+                f"Counts in {cells} cells move by 2 when a sample is replaced; the table says "
+                "{self.sensitivity.bound}. Put L1(2) in the row of the table."
             )
         xp = namespace(contributions)
         total = self.grid.sum(xp.where(contributions > 0, contributions, 0), norm="l1", clip=1)
@@ -202,8 +204,8 @@ class RandomisedResponse:
     def __post_init__(self) -> None:
         if self.classes < 2 or not Fraction(1, 10**6) <= self.epsilon <= 64:
             raise GuaranteeError(
-                f"Randomised response over {self.classes} classes at epsilon {float(self.epsilon):g}: it needs at least two "
-                "classes and an epsilon from 1e-6 to 64, where its probability of 30 bits proves what it says."
+                f"Randomised response over {self.classes} classes at epsilon {float(self.epsilon):g}: "
+                "it needs at least two classes and an epsilon from 1e-6 to 64, where its probability of 30 bits proves what it says."
             )
 
     @property

@@ -26,7 +26,7 @@ TAIL_BITS = 32
 
 
 def stream(seed: Any, device: Any, step: Any) -> Array:
-    """The key of a step's noise: integers that broadcast to [...] -> uint32 [..., 2]. Runs on NumPy, for a whole run at once."""
+    """The key of a step's noise: integers that broadcast to [...] -> uint32 [..., 2]. NumPy, a whole run at once."""
     words = np.broadcast_arrays(*(np.atleast_1d(np.asarray(word)).astype(np.uint32) for word in (seed, device, step)))
     keys: list[Array] = []
     for salt in (0x243F6A88, 0x13198A2E):

@@ -101,7 +101,7 @@ def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
     settings = read_section(Settings, task.protocol, "protocol")
     extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
-    kind, l2 = extra.pop("kind"), extra.pop("l2", 0.0)
+    kind, l2 = str(extra.pop("kind")), extra.pop("l2", 0.0)
     if not isinstance(l2, (int, float)) or l2 < 0:
         raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
     if task.labels.kind == "number":
@@ -128,7 +128,9 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
     used = Rows(settings.held_out, settings.batch)
     blurred = "how the model should change, blurred so that no sample shows"
     if privacy.mechanism == "none":
-        exposed = Exposed(L1(Fraction(0)), used, "how the model should change, as it is: anyone can work back to samples")
+        exposed = Exposed(
+            L1(Fraction(0)), used, "how the model should change, as it is: anyone can work back to samples"
+        )
         counts = {
             "errors": Exposed(L1(Fraction(0)), held_out, "how often the model was wrong here, exactly"),
             "labels": Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly"),
@@ -138,8 +140,8 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
     if privacy.mechanism == "discrete-laplace":
         if norm.kind != "l1":
             raise TaskError(
-                'privacy.mechanism = "discrete-laplace" needs features.norm.kind = "l1": its noise is calibrated to the '
-                'l1 norm. Say "l1", or take "discrete-gaussian".'
+                'privacy.mechanism = "discrete-laplace" needs features.norm.kind = "l1": its noise is '
+                'calibrated to the l1 norm. Say "l1", or take "discrete-gaussian".'
             )
         bound = model.gradient_bound("l1", float(norm.bound))
         noise_per_clip = laplace_scale(Fraction(2), epsilon["gradient"])
@@ -155,7 +157,9 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
         proved = epsilon["errors"] / 2 if task.as_published else epsilon["errors"]
         table["errors"] = CountLaplace(L1(Fraction(1)), proved, held_out, "about how often the model was wrong here")
     if "labels" in epsilon:  # eq. (12); as published this epsilon is charged for each label, and all cost it once
-        table["labels"] = CountLaplace(L1(Fraction(2)), epsilon["labels"], everything, "about how often each label occurred")
+        table["labels"] = CountLaplace(
+            L1(Fraction(2)), epsilon["labels"], everything, "about how often each label occurred"
+        )
     return table, grid
 
 
@@ -164,8 +168,8 @@ def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None
     most = min(FINEST_CLIP, int(LARGEST_NOISE / noise_per_clip))
     if most < 1:
         raise TaskError(
-            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would leave the grid of "
-            f"{LARGEST_NOISE} steps. Raise it."
+            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would "
+            f"leave the grid of {LARGEST_NOISE} steps. Raise it."
         )
     step = Fraction(1)
     while bound / step < most / 2:

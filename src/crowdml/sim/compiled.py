@@ -2,7 +2,8 @@
 
 A step of the loop is one check-in: the device's turn on the weights it read, then the server's. Weights that are still
 on their way lie in a ring, as long as the stalest check-in is late. Samples are gathered outside the loop, in chunks,
-so memory does not grow with the run. Trials run side by side: one thread each on a CPU, all in one `vmap` on a GPU.
+so memory does not grow with the run, and padded to a power of two, so that few lengths are compiled. Trials run side by
+side: a thread each on a CPU, and on an accelerator all in one `vmap`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from crowdml.sim.pytrees import register
 from crowdml.sim.schedule import Schedule
 from crowdml.task import Task
 
-CHUNK = 1 << 15
-"""Check-ins whose samples are gathered at once."""
+CHUNK = 1 << 16
+"""Samples that are gathered at once."""
 
 Tick = Callable[[int], None]
 
@@ -44,73 +45,109 @@ def run(
     noise: bool = True,
     keep_said: bool = False,
     workers: int = 2,
+    together: bool | None = None,
     tick: Tick = lambda _: None,
 ) -> list[Run]:
-    """One `Run` for each schedule. `points` are the numbers of check-ins after which the model is looked at."""
+    """One `Run` for each schedule. `points` are the numbers of check-ins after which the model is looked at.
+
+    `together` puts all trials into one `vmap`; they must then have equally many check-ins. By default it does so on an
+    accelerator, where one trial alone would leave most of it idle.
+    """
     protocol = find(task)
     register()
     stale = max((int(schedule.staleness.max(initial=0)) for schedule in schedules), default=0)
     ring = 1 if stale == 0 else 1 << stale.bit_length()
-    loop = _loop(protocol, task, ring, noise, keep_said)
-
-    def one(pair: tuple[Schedule, int]) -> Run:
-        schedule, seed = pair
-        return _trial(loop, protocol, task, holding, schedule, seed, ring, points, keep_said, tick)
-
     pairs = list(zip(schedules, seeds, strict=True))
-    if workers <= 1 or len(pairs) == 1:
-        return [one(pair) for pair in pairs]
+    if together is None:
+        together = jax.default_backend() != "cpu" and len({len(schedule) for schedule in schedules}) == 1
+    groups = [pairs] if together else [[pair] for pair in pairs]
+    loop = _loop(protocol, task, ring, noise, keep_said, together)
+
+    def one(group: list[tuple[Schedule, int]]) -> list[Run]:
+        return _trials(loop, protocol, task, holding, group, ring, points, tick)
+
+    if workers <= 1 or len(groups) == 1:
+        return [each for group in groups for each in one(group)]
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, pairs))
+        return [each for done in pool.map(one, groups) for each in done]
 
 
-def _trial(
-    loop: Any,
+def _trials(
+    loop: Loop,
     protocol: Protocol,
     task: Task,
     holding: Holding,
-    schedule: Schedule,
-    seed: int,
+    group: list[tuple[Schedule, int]],
     ring: int,
     points: Sequence[int],
-    keep_said: bool,
     tick: Tick,
-) -> Run:
+) -> list[Run]:
+    """One trial, or several of the same length with a leading axis on everything."""
+    schedules = [schedule for schedule, _ in group]
+    count = len(schedules[0])
+    if any(len(schedule) != count for schedule in schedules):
+        raise ValueError(
+            f"Trials in one vmap have equally many check-ins; these have {[len(each) for each in schedules]}."
+        )
     start = protocol.server.start(task, Context(me=SERVER))
-    state = jax.tree.map(jnp.asarray, start.state)
     offered = jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (ring, *np.shape(leaf))), published(start))
-    carry = (state, offered, jnp.int32(0))
-    count = len(schedule)
+    carry = jax.tree.map(jnp.asarray, (start.state, offered, np.int32(0)))
+    if loop.together:
+        carry = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(group), *leaf.shape)), carry)
+    keys = [stream(seed, schedule.device, schedule.trip) for schedule, seed in group]
+    longest = max(1, CHUNK // protocol.batch(task))
     ends = sorted({min(int(point), count) for point in points} | {count})
-    keys = stream(seed, schedule.device, schedule.trip)
     looked: list[Array] = []
     said: list[dict[str, Array]] = []
+    axis = int(loop.together)  # of the check-ins
     at = 0
     for end in ends:
         while at < end:
-            upto = min(end, at + CHUNK)
-            cut = slice(at, upto)
-            rows = holding.rows(schedule.device[cut][:, None], schedule.samples[cut])
-            late = schedule.version[cut] & (ring - 1)
-            feed = (holding.x[rows], holding.y[rows], keys[cut], late, np.arange(at, upto, dtype=np.int32))
-            carry, heard = loop.compiled(carry, feed)
-            if keep_said:
-                said.append(heard)
-            tick(upto - at)
+            upto = min(end, at + longest)
+            feeds = [_feed(holding, each, key, ring, at, upto) for each, key in zip(schedules, keys, strict=True)]
+            feed = tuple(np.stack(leaves) for leaves in zip(*feeds, strict=True)) if loop.together else feeds[0]
+            carry, heard = loop.compiled(carry, feed, upto - at)
+            if heard is not None:
+                said.append({name: np.asarray(part).take(np.arange(upto - at), axis) for name, part in heard.items()})
+            tick((upto - at) * len(group))
             at = upto
         looked.append(np.asarray(protocol.model(task, carry[0])))
-    ended = int(carry[2])
-    whole = {name: np.concatenate([np.asarray(part[name]) for part in said]) for name in said[0]} if said else {}
-    return Run(
-        task=task,
-        seed=seed,
-        schedule=schedule,
-        points=np.asarray(ends),
-        weights=np.stack(looked),
-        state=jax.tree.map(np.asarray, carry[0]),
-        stopped=loop.reasons[ended - 1] if ended else None,
-        said=whole,
+    weights, last = np.stack(looked), jax.tree.map(np.asarray, carry)
+    heard = {name: np.concatenate([part[name] for part in said], axis) for name in said[0]} if said else {}
+    return [
+        _run_of(
+            task,
+            schedule,
+            seed,
+            np.asarray(ends),
+            weights[:, number] if loop.together else weights,
+            jax.tree.map(lambda leaf, n=number: leaf[n] if loop.together else leaf, last),
+            {name: part[number] if loop.together else part for name, part in heard.items()},
+            loop.reasons,
+        )
+        for number, (schedule, seed) in enumerate(group)
+    ]
+
+
+def _feed(holding: Holding, schedule: Schedule, keys: Array, ring: int, start: int, stop: int) -> tuple[Array, ...]:
+    """What check-ins `start` to `stop` need, padded to a power of two by repeating the last."""
+    wanted = np.minimum(np.arange(1 << (stop - start - 1).bit_length()) + start, stop - 1)
+    rows = holding.rows(schedule.device[wanted][:, None], schedule.samples[wanted])
+    return (
+        holding.x[rows],
+        holding.y[rows],
+        keys[wanted],
+        schedule.version[wanted] & (ring - 1),
+        wanted.astype(np.int32),
     )
+
+
+def _run_of(
+    task: Task, schedule: Schedule, seed: int, points: Array, weights: Array, carry: Any, said: Any, reasons: list[str]
+) -> Run:
+    state, _, ended = carry
+    stopped = reasons[int(ended) - 1] if int(ended) else None
+    return Run(task, seed, schedule, points, weights, state, stopped, said)
 
 
 @dataclass(frozen=True)
@@ -119,10 +156,11 @@ class Loop:
 
     compiled: Any
     reasons: list[str]
+    together: bool
 
 
 @lru_cache(maxsize=32)
-def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: bool) -> Loop:
+def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: bool, together: bool) -> Loop:
     names: list[str] = []
 
     def check_in(carry: Any, feed: Any) -> Any:
@@ -140,11 +178,24 @@ def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: boo
             after, news = jax.tree.map(lambda old, new: jnp.where(ended > 0, old, new), (state, last), (after, news))
             names[:] = [reason.reason for reason in reasons]
             for number, reason in enumerate(reasons, start=1):
-                ended = jnp.where((ended == 0) & reason.when, number, ended)
+                ended = jnp.where((ended == 0) & jnp.asarray(reason.when), number, ended)
         if ring == 1:
             offered = jax.tree.map(lambda leaf: leaf[None], news)
         else:
             offered = jax.tree.map(lambda leaf, new: leaf.at[(now + 1) & (ring - 1)].set(new), offered, news)
         return (after, offered, ended), small_releases(message) if keep_said else None
 
-    return Loop(jax.jit(lambda carry, feed: jax.lax.scan(check_in, carry, feed)), names)
+    def block(carry: Any, feed: Any, count: Any) -> Any:
+        """The first `count` check-ins of the feed, and what they said, in a buffer as long as the feed."""
+        _, shapes = jax.eval_shape(check_in, carry, jax.tree.map(lambda leaf: leaf[0], feed))
+        room = jax.tree.map(lambda leaf: jnp.zeros((feed[-1].shape[0], *leaf.shape), leaf.dtype), shapes)
+
+        def body(i: Any, so_far: Any) -> Any:
+            carry, said = so_far
+            carry, heard = check_in(carry, jax.tree.map(lambda leaf: leaf[i], feed))
+            return carry, jax.tree.map(lambda all_of, one: all_of.at[i].set(one), said, heard)
+
+        return jax.lax.fori_loop(0, count, body, (carry, room))
+
+    compiled = jax.jit(jax.vmap(block, in_axes=(0, 0, None)) if together else block)
+    return Loop(compiled, names, together)

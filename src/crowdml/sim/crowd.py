@@ -56,11 +56,15 @@ def turn(protocol: Protocol, task: Task, batch: Samples, publication: Any, noise
     private = Private(batch, Rows(0, protocol.batch(task)))
     waiting = advance(role, task, state, Sensed(private), ctx)
     if not any(isinstance(effect, CheckOut) for effect in waiting.effects):
-        raise ProtocolError(f"protocol {protocol.name!r} does not check out when it has sensed; use the event queue for it.")
+        raise ProtocolError(
+            f"protocol {protocol.name!r} does not check out when it has sensed; use the event queue for it."
+        )
     answer = advance(role, task, waiting.state, publication, ctx)
     messages = [effect.message for effect in answer.effects if isinstance(effect, Send)]
     if len(messages) != 1:
-        raise ProtocolError(f"protocol {protocol.name!r} says {len(messages)} messages a turn; use the event queue for it.")
+        raise ProtocolError(
+            f"protocol {protocol.name!r} says {len(messages)} messages a turn; use the event queue for it."
+        )
     inspect(messages[0], door)
     return messages[0], door
 

@@ -74,7 +74,9 @@ class CompiledSteps(Steps):
         self.stamp = Stamp("this compiled step")
         self.passages: list[Passage] = []
         self._hear = jax.jit(self._trace_hear)
-        self._apply = jax.jit(lambda state, message: super(CompiledSteps, self).apply(state, message, Context(me=SERVER)))
+        self._apply = jax.jit(
+            lambda state, message: super(CompiledSteps, self).apply(state, message, Context(me=SERVER))
+        )
 
     def _trace_hear(self, state: Any, publication: Any, key: Array) -> Step[Any]:
         door = self.door(key, self.stamp)

@@ -40,7 +40,9 @@ class Schedule:
     def first(self, count: int) -> Schedule:
         """The schedule up to a stop."""
         cut = slice(0, count)
-        return Schedule(self.device[cut], self.trip[cut], self.samples[cut], self.version[cut], self.time[cut], self.dropped)
+        return Schedule(
+            self.device[cut], self.trip[cut], self.samples[cut], self.version[cut], self.time[cut], self.dropped
+        )
 
 
 def lay_out(world: World, *, seed: int, batch: int, capacity: int, most_trips: int | None = None) -> Schedule:
@@ -78,7 +80,9 @@ def lay_out(world: World, *, seed: int, batch: int, capacity: int, most_trips: i
         going = live[starts]
         if going.size:
             answered, received, arrived = world.trip(seed, going, trip[going], now[starts])
-            rows.append((going.astype(np.int32), trip[going].astype(np.int32), taken[going].astype(np.int32), answered, arrived))
+            rows.append(
+                (going.astype(np.int32), trip[going].astype(np.int32), taken[going].astype(np.int32), answered, arrived)
+            )
             taken[going] += batch
             trip[going] += 1
             busy_until[going] = received

@@ -53,7 +53,9 @@ class Delay:
         try:
             return cls(kind or "uniform", float(size))
         except ValueError as error:
-            raise TaskError(f"delay {text!r}: write a number, or KIND:NUMBER with a kind of {', '.join(cls.KINDS)}.") from error
+            raise TaskError(
+                f"delay {text!r}: write a number, or KIND:NUMBER with a kind of {', '.join(cls.KINDS)}."
+            ) from error
 
     def of(self, u: Floats) -> Floats:
         """The delay at quantile u."""
@@ -61,7 +63,9 @@ class Delay:
             return self.size * u
         if self.kind == "exponential":
             return -self.size * np.log(u)
-        if self.kind == "pareto":  # Lomax with two finite moments short of one: a phone network's long tail, mean `size`
+        if (
+            self.kind == "pareto"
+        ):  # Lomax with two finite moments short of one: a phone network's long tail, mean `size`
             return self.size * (u**-0.5 - 1)
         return np.full_like(u, self.size)
 
