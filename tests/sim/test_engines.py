@@ -35,7 +35,9 @@ MECHANISMS = [("none", "l2"), ("discrete-gaussian", "l2"), ("discrete-laplace", 
 
 WORLDS = {
     "at once": World(9, 24),
-    "late": World(9, 24, request=Delay("uniform", 7.0), check_out=Delay("exponential", 20.0), check_in=Delay("pareto", 15.0)),
+    "late": World(
+        9, 24, request=Delay("uniform", 7.0), check_out=Delay("exponential", 20.0), check_in=Delay("pareto", 15.0)
+    ),
     "rough": World(
         9, 24, request=Delay("constant", 1.0), check_in=Delay("uniform", 90.0), failing=0.4, retry=11.0,
         joining=50.0, leaving=0.3, away=0.3, cycle=40.0,

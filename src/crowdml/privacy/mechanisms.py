@@ -177,7 +177,7 @@ class CountLaplace:
         if cells > 1 and self.sensitivity.bound < 2:
             raise GuaranteeError(
                 f"Counts in {cells} cells move by 2 when a sample is replaced; the table says "
-                "{self.sensitivity.bound}. Put L1(2) in the row of the table."
+                f"{self.sensitivity.bound}. Put L1(2) in the row of the table."
             )
         xp = namespace(contributions)
         total = self.grid.sum(xp.where(contributions > 0, contributions, 0), norm="l1", clip=1)
@@ -205,7 +205,7 @@ class RandomisedResponse:
         if self.classes < 2 or not Fraction(1, 10**6) <= self.epsilon <= 64:
             raise GuaranteeError(
                 f"Randomised response over {self.classes} classes at epsilon {float(self.epsilon):g}: "
-                "it needs at least two classes and an epsilon from 1e-6 to 64, where its probability of 30 bits proves what it says."
+                "it needs at least two classes and an epsilon from 1e-6 to 64, where its 30 bits prove what it says."
             )
 
     @property
