@@ -1,0 +1,156 @@
+"""Crowds of a figure's size: the task, the trials, and the model's error along the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from crowdml.arrays import Array
+from crowdml.datasets import Dataset, Population, iid
+from crowdml.experiments.baselines import errors
+from crowdml.experiments.figure import PrivacyLabel
+from crowdml.protocol import quote
+from crowdml.protocols import find
+from crowdml.protocols.sgd import claimed_epsilon, plan
+from crowdml.sim import compiled
+from crowdml.sim.crowd import Holding
+from crowdml.sim.schedule import Schedule, lay_out
+from crowdml.sim.world import Delay, World
+from crowdml.task import Bound, Features, Labels, Privacy, Task
+
+LARGE = 1e5
+"""The paper's "ball of some large radius R": far beyond any weights that a run reaches."""
+DELTA = 1e-6
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large an experiment is: the paper's own, or a quick one."""
+
+    devices: int = 1000
+    passes: int = 5
+    trials: int = 10
+    looks: int = 30
+    seed: int = 2015
+    workers: int = 2
+    """Trials at once. Two threads that start together compile the same loop twice, so a quick run has one."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The hyper-parameters of one run: step c / sqrt(t), the ball's radius, the batch."""
+
+    c: float
+    batch: int
+    radius: float = LARGE
+
+
+def make_task(
+    data: Dataset, choice: Choice, *, epsilon: float | None, mechanism: str = "none", as_published: bool = False
+) -> Task:
+    """Softmax by `sgd` on this data; `epsilon` is a sample's cost in one check-in. Counts do not leave: nobody reads
+    them in these figures (the paper's Remark 1 makes their share negligible).
+    """
+    return Task(
+        name=data.name,
+        features=Features(data.features, Bound("l1" if mechanism == "discrete-laplace" else "l2")),
+        labels=Labels(data.classes),
+        model={"kind": "softmax"},
+        protocol={
+            "kind": "sgd",
+            "batch": choice.batch,
+            "step": {"c": _exactly(choice.c)},
+            "radius": _exactly(choice.radius),
+        },
+        privacy=Privacy(mechanism, {} if epsilon is None else {"gradient": _exactly(epsilon)}, DELTA),
+        as_published=as_published,
+    )
+
+
+def label(task: Task, *, passes: int = 1, as_published: bool = False) -> PrivacyLabel:
+    """The honest total after every sample was used in `passes` check-ins, and what the paper claims for any number."""
+    if task.privacy.mechanism == "none":
+        return PrivacyLabel(as_published=as_published)
+    total = quote(find(task), task).sample_epsilon(passes)
+    pure = task.privacy.mechanism == "discrete-laplace"
+    return PrivacyLabel(
+        epsilon=math.ceil(total * 1e6 - 1e-3) / 1e6,  # a pure total is exact, and a float of it is not
+        claimed=claimed_epsilon(task) if as_published else None,
+        delta=0.0 if pure else task.privacy.delta,
+        as_published=as_published,
+    )
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Models of several trials: samples [E] used by the whole crowd, weights [T, E, d, c]."""
+
+    samples: Array
+    weights: Array
+    schedules: tuple[Schedule, ...]
+
+    def errors(self, x: Array, y: Array) -> Array:
+        """[T, E]"""
+        return errors(self.weights, x, y)
+
+
+def learn(
+    task: Task,
+    data: Dataset,
+    size: Size,
+    *,
+    delay: float = 0.0,
+    early: bool = False,
+    populations: list[Population] | None = None,
+) -> Curves:
+    """Trials of a crowd that holds the training rows, dealt out anew in each, or as `populations` say.
+
+    Delays are uniform on [0, delay] for request, check-out and check-in, in samples of the whole crowd: the paper's tau
+    in units of Delta.
+
+    Models are looked at after equal stretches of check-ins; with `early`, ten times as often in the first one.
+    """
+    populations = deals(data, size) if populations is None else populations
+    held = populations[0].rows.shape[1]
+    leg = Delay("uniform", delay)
+    world = World(size.devices, held * size.passes, request=leg, check_out=leg, check_in=leg)
+    settings = plan(task).settings
+    laid = [
+        lay_out(world, seed=size.seed + trial, batch=settings.batch, capacity=settings.capacity)
+        for trial in range(size.trials)
+    ]
+    # One crowd of all trials' devices, one trial after the other, so that every trial has its own deal of the rows.
+    everyone = Population(
+        "iid",
+        np.concatenate([population.rows for population in populations]),
+        np.concatenate([population.counts for population in populations]),
+        populations[0].dropped,
+    )
+    firsts = np.arange(size.trials, dtype=np.int32) * np.int32(size.devices)
+    shifted = [replace(plain, device=plain.device + first) for plain, first in zip(laid, firsts, strict=True)]
+    holding = Holding(data.x_train, data.y_train, everyone, size.passes)
+    points = looks(min(len(schedule) for schedule in laid), size.looks, early=early)
+    seeds = [size.seed + trial for trial in range(size.trials)]
+    runs = compiled.run(task, holding, shifted, seeds, points=points, workers=size.workers)
+    kept = len(points)
+    return Curves(np.asarray(points) * settings.batch, np.stack([run.weights[:kept] for run in runs]), tuple(laid))
+
+
+def deals(data: Dataset, size: Size) -> list[Population]:
+    """Each trial's deal of the training rows to the devices."""
+    return [iid(len(data.y_train), size.devices, size.seed + trial) for trial in range(size.trials)]
+
+
+def looks(check_ins: int, count: int, *, early: bool = False) -> list[int]:
+    """After how many check-ins the model is looked at: equal stretches, since each length is compiled once."""
+    part = max(1, check_ins // count)
+    first = [part // 10 * step for step in range(1, 10)] if early and part >= 10 and part % 10 == 0 else []
+    return [*first, *(part * step for step in range(1, check_ins // part + 1))]
+
+
+def _exactly(number: float) -> Fraction:
+    """The decimal that was written, not the float behind it."""
+    return Fraction(repr(float(number)))

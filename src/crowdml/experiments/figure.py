@@ -1,0 +1,217 @@
+"""A figure as data: curves with their honest privacy, the paper's claims beside our numbers, and how to draw it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crowdml.arrays import Array
+from crowdml.errors import CrowdmlError
+
+MAIN = "main"
+SOUND = "sound"
+
+
+class FigureError(CrowdmlError):
+    """A figure that cannot be written: a curve of odd lengths, or a number that is none."""
+
+
+@dataclass(frozen=True)
+class PrivacyLabel:
+    """What a curve costs one `unit`: `epsilon` is the honest total at `delta`, passes included; None without noise.
+
+    `claimed` is what the paper says it costs, None where it says nothing. `as_published`: made the paper's way (its
+    preprocessing, its formulas, its choice of hyper-parameters by the test error), for reproducing it only.
+    """
+
+    unit: str = "sample"
+    epsilon: float | None = None
+    claimed: float | None = None
+    delta: float = 0.0
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not (0 < self.epsilon < math.inf):
+            raise FigureError(f"an epsilon of {self.epsilon} is no number for a label; without noise it is None.")
+
+    @property
+    def words(self) -> str:
+        """For a legend: the honest total, and the claim where it differs."""
+        if self.epsilon is None:
+            return "no privacy"
+        honest = f"ε = {self.epsilon:.4g}"
+        if self.delta:
+            honest += f", δ = {self.delta:.0e}".replace("e-0", "e-")
+        return f"{honest} (claimed {self.claimed:.4g})" if self.claimed is not None else honest
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: x [n], y [n] the mean over trials, low and high [n] their range, or empty where nothing varies."""
+
+    key: str
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    privacy: PrivacyLabel = PrivacyLabel()
+    panel: str = MAIN
+    marks: bool = False
+    """Draw points: for measurements at a few places."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}
+        if len(lengths) != 1 or not self.x:
+            raise FigureError(f"series {self.key!r} has {len(self.x)} x and {len(self.y)} y; they must be as many.")
+        if not all(math.isfinite(value) for value in (*self.x, *self.y, *self.low, *self.high)):
+            raise FigureError(f"series {self.key!r} holds a number that is not finite; JSON has no word for it.")
+
+    @property
+    def last(self) -> float:
+        return self.y[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        label = self.privacy
+        return {
+            "key": self.key,
+            "name": self.name,
+            "x": list(self.x),
+            "y": list(self.y),
+            "low": list(self.low),
+            "high": list(self.high),
+            "privacy": {
+                "unit": label.unit,
+                "epsilon": label.epsilon,
+                "claimed": label.claimed,
+                "delta": label.delta,
+                "as_published": label.as_published,
+            },
+        }
+
+
+def over_trials(
+    key: str,
+    name: str,
+    x: Sequence[float] | Array,
+    trials: Array,
+    privacy: PrivacyLabel,
+    *,
+    panel: str = MAIN,
+    marks: bool = False,
+) -> Series:
+    """A series from trials [T, n]: mean, and the range over trials where there is more than one."""
+    values = np.asarray(trials, np.float64)
+    several = len(values) > 1
+    return Series(
+        key,
+        name,
+        numbers(x),
+        numbers(values.mean(0)),
+        numbers(values.min(0)) if several else (),
+        numbers(values.max(0)) if several else (),
+        privacy,
+        panel,
+        marks,
+    )
+
+
+def level(series: Series, x: Sequence[float]) -> Series:
+    """A series of one point, drawn as a level line from x[0] to x[-1]: what does not learn step by step."""
+    twice = {name: (getattr(series, name)[-1],) * 2 for name in ("y", "low", "high") if getattr(series, name)}
+    return replace(series, x=(float(x[0]), float(x[-1])), **twice)
+
+
+def numbers(values: Sequence[float] | Array) -> tuple[float, ...]:
+    """Six decimals: errors are counts over ten thousand, and JSON stays readable."""
+    return tuple(round(float(value), 6) for value in np.asarray(values).ravel())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, beside what we measured. `paper` is None where it gives no number."""
+
+    key: str
+    text: str
+    paper: float | None
+    ours: float
+    holds: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "text": self.text,
+            "paper": self.paper,
+            "ours": round(float(self.ours), 6),
+            "holds": bool(self.holds),
+        }
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes. `x_scale` and `y_scale` as matplotlib names them."""
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    x_scale: str = "linear"
+    y_scale: str = "linear"
+    y_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A reproduced figure. `notes` say what was done differently, and what the reader must know about privacy."""
+
+    id: str
+    title: str
+    data: str
+    trials: int
+    series: tuple[Series, ...]
+    claims: tuple[Claim, ...]
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        keys = [series.key for series in self.series]
+        if len(set(keys)) < len(keys):
+            raise FigureError(f"{self.id}: two series have one key among {keys}.")
+
+    def __getitem__(self, key: str) -> Series:
+        """The series of that key."""
+        return next(series for series in self.series if series.key == key)
+
+    @property
+    def x_label(self) -> str:
+        return self.panels[0].x_label
+
+    @property
+    def y_label(self) -> str:
+        return self.panels[0].y_label
+
+    def claim(self, key: str) -> Claim:
+        return next(claim for claim in self.claims if claim.key == key)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape of `crowdml reproduce --json`. Plain numbers, texts, lists: strict JSON."""
+        return {
+            "id": self.id,
+            "seconds": round(self.seconds, 3),
+            "data": self.data,
+            "trials": self.trials,
+            "series": [series.to_json() for series in self.series],
+            "claims": [claim.to_json() for claim in self.claims],
+        }
+
+    def plot(self, path: Path | str) -> Path:
+        """Draw it into a file; the ending says the format (png, svg, pdf)."""
+        from crowdml.experiments.plot import draw  # matplotlib is slow to import, and JSON needs none of it
+
+        return draw(self, Path(path))

@@ -1,0 +1,98 @@
+"""Draws a figure: one set of axes a panel, bands over trials, honest epsilon in the legend."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from crowdml.experiments.figure import Figure, Panel, Series
+
+# Okabe and Ito's colours: told apart by most colour-blind readers, and in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31", "#7F7F7F", "#8C1D40")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+INK = "#222222"
+
+
+def draw(figure: Figure, path: Path) -> Path:
+    """Write the figure to `path`; returns it."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    style: dict[Any, Any] = {
+        "font.size": 10.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": INK,
+        "axes.titlesize": 11.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.grid": True,
+        "grid.color": "#E4E4E4",
+        "grid.linewidth": 0.8,
+        "legend.fontsize": 8.8,
+        "legend.frameon": False,
+        "svg.hashsalt": figure.id,
+    }
+    with mpl.rc_context(style):
+        count = len(figure.panels)
+        columns = 2 if count in (2, 4) else min(count, 3)
+        rows = -(-count // columns)
+        height = 5.4 * rows + 0.7 + 0.2 * max(_entries(figure, panel) for panel in figure.panels)
+        sheet, axes = plt.subplots(rows, columns, figsize=(6.6 * columns, height), squeeze=False)
+        for axis, panel in zip(axes.ravel(), figure.panels, strict=False):
+            _draw_panel(axis, panel, [series for series in figure.series if series.panel == panel.key])
+        for spare in axes.ravel()[count:]:
+            spare.set_visible(False)
+        trials = f"{figure.trials} trials; bands: lowest to highest" if figure.trials > 1 else "one trial"
+        heading = f"{figure.id}: {figure.title}"
+        at: dict[str, Any] = {"ha": "left", "va": "top"}
+        sheet.text(0.012, 1 - 0.1 / height, heading, fontsize=13.5, fontweight="bold", color=INK, **at)
+        line = f"data: {figure.data}; {trials}. Dashed: as published, with the ε that it really costs."
+        sheet.text(0.012, 1 - 0.42 / height, line, fontsize=9.5, color="#555555", **at)
+        sheet.tight_layout(rect=(0, 0, 1, 1 - 0.66 / height), w_pad=2.5, h_pad=2.0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+        plt.close(sheet)
+    return path
+
+
+def _entries(figure: Figure, panel: Panel) -> int:
+    """Lines of a panel's legend, which stands below it."""
+    return sum(series.panel == panel.key for series in figure.series)
+
+
+def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
+    for index, series in enumerate(curves):
+        colour = COLOURS[index % len(COLOURS)]
+        dashed = series.privacy.as_published
+        name = f"{series.name}{', as published' if dashed else ''}: {series.privacy.words}"
+        every = max(1, len(series.x) // 6)
+        axis.plot(
+            series.x,
+            series.y,
+            color=colour,
+            linestyle=(0, (5, 1.6)) if dashed else "-",
+            linewidth=1.9,
+            marker=MARKS[index % len(MARKS)] if series.marks or len(series.x) > 2 else None,
+            markevery=1 if series.marks else (every // 2, every),
+            markersize=5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            label=textwrap.fill(name, 66, subsequent_indent="  "),
+            zorder=3,
+        )
+        if series.low:
+            axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.16, linewidth=0, zorder=2)
+    axis.set_title(panel.title)
+    axis.set_xlabel(panel.x_label)
+    axis.set_ylabel(panel.y_label)
+    axis.set_xscale(panel.x_scale)
+    axis.set_yscale(panel.y_scale)
+    if panel.y_range is not None:
+        axis.set_ylim(*panel.y_range)
+    if panel.x_scale == "linear":
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=1, handlelength=3.2, labelspacing=0.55)
