@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def reproduce(
     ids: tuple[str, ...], quick: bool, trials: int | None, everything: bool, out: Path | None, json_path: str | None
 ) -> None:
-    """Reproduce figures of the papers by name, e.g. hamm2015/fig4. Without a name: list them, with the state of each."""
+    """Reproduce figures of the papers by name, e.g. hamm2015/fig4; without a name, list them with their state."""
     from crowdml.experiments.registry import FIGURES, find_figure, listing
     from crowdml.experiments.registry import reproduce as make
 

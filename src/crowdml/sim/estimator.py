@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -219,8 +219,8 @@ def _ended(run: Run, schedule: Schedule) -> Run:
         return run
     last = int(run.points[-1]) if len(run.schedule) < len(schedule) else int(run.state.steps)
     sent = (np.arange(len(schedule)) < last) | (schedule.version < last)
-    rows = (schedule.device, schedule.trip, schedule.samples, schedule.version, schedule.time)
-    return replace(run, schedule=Schedule(*(each[sent] for each in rows), schedule.dropped))
+    names = ("device", "trip", "samples", "version", "time")
+    return replace(run, schedule=replace(schedule, **{name: getattr(schedule, name)[sent] for name in names}))
 
 
 def _looked(run: Run, looks: Array) -> Run:
@@ -393,15 +393,15 @@ class Crowd(ClassifierMixin, BaseEstimator):
         `history_` holds the accuracy after so many check-ins: on `evaluate` = (X, y), or on the crowd's own samples,
         which only a simulator can look at. `tick` hears how many check-ins were done.
         """
-        X, y = check_X_y(X, y)
+        rows, y = check_X_y(X, y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        self.n_features_in_ = X.shape[1]
+        self.n_features_in_ = rows.shape[1]
         if len(self.classes_) < 2:
             raise DataError(f"all {len(y)} labels are {self.classes_[0]!r}; a classifier needs at least two classes.")
         seed = secrets.randbits(32) if self.seed is None else int(self.seed)
         people = spread_out(self.population, labels, self.devices, seed, groups)
         task = self._task(int(people.counts.max()))
-        x, labels = self._on_sphere(X, task), labels.astype(np.int32)
+        x, labels = self._on_sphere(rows, task), labels.astype(np.int32)
         study = simulate(
             task,
             x,
@@ -478,7 +478,7 @@ class Crowd(ClassifierMixin, BaseEstimator):
         return axes
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())  # pyright: ignore[reportUnknownArgumentType]
+        state = dict(cast("dict[str, Any]", super().__getstate__()))
         if "_ledger" in state:  # a database connection cannot be copied; it is replayed again
             state["_ledger"] = None
         return state

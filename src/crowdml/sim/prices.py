@@ -25,12 +25,12 @@ def check_budget(task: Task, passes: int = 1) -> Quote:
         uses = "one check-in" if passes == 1 else f"{passes} check-ins (one a pass)"
         raise TaskError(
             f"task {task.name!r}: a sample pays ε={cost:g} for {uses}, and privacy.budget.epsilon = "
-            f"{float(budget.epsilon):g} is all that it may pay. Nothing was run. Lower privacy.epsilon"
+            f"{float(budget.epsilon):g} is all that it may pay. Lower privacy.epsilon"
             f"{' or the passes' if passes > 1 else ''}, or raise the budget."
         )
     if budget.samples < batch:
         raise TaskError(
             f"task {task.name!r}: a check-in takes {batch} samples, and privacy.budget.samples = "
-            f"{budget.samples} is all that a device may give. Nothing was run. Lower protocol.batch, or raise the budget."
+            f"{budget.samples} is all that a device may give. Lower protocol.batch, or raise the budget."
         )
     return price

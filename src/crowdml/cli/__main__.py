@@ -1,0 +1,5 @@
+"""`python -m crowdml.cli`."""
+
+from crowdml.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""The real command in a process of its own: exit codes, streams, start-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crowdml
+
+
+def run(*args: str, **extra) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "crowdml.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **extra)
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").stdout.strip().endswith(crowdml.__version__)
+
+
+def test_start_up_imports_nothing_heavy():
+    code = (
+        "import sys, crowdml, crowdml.cli;"
+        "print([name for name in ('jax', 'matplotlib', 'sklearn', 'scipy', 'numpy', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_price_needs_no_jax():
+    code = (
+        "import sys\n"
+        "from crowdml.cli import cli\n"
+        "try: cli.main(['task', 'check', 'activity'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert 'jax' not in sys.modules and 'sklearn' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_json_on_stdout_is_one_object_and_people_read_stderr():
+    done = run("task", "check", "mnist", "--json", "-")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["name"] == "mnist"
+    assert "What it costs" in done.stderr
+
+
+def test_a_usage_error_is_exit_code_2_and_an_error_of_ours_1():
+    assert run("simulate").returncode == 2
+    assert run("nonsense").returncode == 2
+    wrong = run("task", "check", "nonsense")
+    assert wrong.returncode == 1
+    assert wrong.stdout == ""
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_an_interrupt_is_exit_code_130_and_leaves_no_file(tmp_path: Path):
+    command = [sys.executable, "-m", "crowdml.cli", "demo", "--trials", "1000", "--plot", str(tmp_path / "a.png")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    assert "simulated crowd" in child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_code_1():
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "crowdml.cli", "task", "list", "--json", "-"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("crowdml: No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    command = f"{sys.executable} -m crowdml.cli task check activity | head -c 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,164 @@
+"""`crowdml simulate`, `demo`, `data`, `reproduce`, `ledger`, `bench` in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import crowdml, refused
+
+from crowdml import Crowd
+from crowdml.cli.task import shipped_text
+from crowdml.datasets import blobs
+from crowdml.storage.ledger import Ledger
+
+
+def test_a_seeded_run_repeats_itself_and_says_both_totals():
+    first = crowdml("simulate", "digits012", "--seed", "7", "--trials", "2", "--json", "-").json
+    again = crowdml("simulate", "digits012", "--seed", "7", "--trials", "2", "--json", "-").json
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    assert first["epsilon_sample"] <= 4 < first["epsilon_device"]
+    assert first["check_ins"] == first["devices"] == 15
+    assert first["trials"] == 2
+    assert first["accuracy_low"] <= first["accuracy"] <= first["accuracy_high"]
+    assert first["series"][0]["privacy"]["epsilon"] == first["epsilon_sample"]
+
+
+def test_both_engines_give_the_same_numbers():
+    compiled, events = (
+        crowdml("simulate", "digits012", "--seed", "3", "--engine", engine, "--delay", "50", "--json", "-").json
+        for engine in ("compiled", "events")
+    )
+    assert compiled["staleness"]["max"] > 0
+    for key in ("accuracy", "check_ins", "epsilon_device", "bytes_up"):
+        assert compiled[key] == events[key]
+
+
+def test_a_plot_and_a_json_file_are_written_whole(tmp_path: Path):
+    plot, result = tmp_path / "new" / "run.png", tmp_path / "run.json"
+    answer = crowdml("simulate", "digits012", "--seed", "1", "--plot", str(plot), "--json", str(result))
+    assert answer.code == 0
+    assert "accuracy" in answer.out
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(result.read_text())["seed"] == 1
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["new", "run.json", "run.png"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    assert "cannot be written" in refused("simulate", "digits012", "--json", str(tmp_path / "file" / "a.json"))
+    assert "is a folder" in refused("simulate", "digits012", "--json", str(tmp_path))
+    assert ".png" in refused("simulate", "digits012", "--plot", str(tmp_path / "a.bmp"))
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_task_and_data_that_do_not_fit_are_refused(tmp_path: Path):
+    assert "3 classes" in refused("simulate", "digits012", "--data", "digits")
+    assert "no data set is called 'moon'" in refused("simulate", "digits012", "--data", "moon")
+    assert "delay" in refused("simulate", "digits012", "--delay", "soon")
+    assert "0 devices" in refused("simulate", "digits012", "--devices", "0")
+    assert "nobody would check in" in refused("simulate", "digits012", "--devices", "100")
+    assert "whose its rows are" in refused("simulate", "digits012", "--population", "by_user")
+    path = tmp_path / "own.toml"
+    path.write_text(shipped_text("digits012").replace('name     = "digits012"', 'name = "own"'))
+    assert "--data" in refused("simulate", str(path))
+    assert crowdml("simulate", str(path), "--data", "digits012", "--seed", "1").code == 0
+
+
+def test_missing_and_corrupt_data_say_which_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CROWDML_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "crowdml data fetch mnist" in refused("simulate", "mnist")
+    assert "crowdml data fetch mnist" in refused("reproduce", "hamm2015/fig4")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mnist.npz").write_bytes(b"not a zip file")
+    assert "damaged" in refused("simulate", "mnist")
+    assert "no data set is called" in refused("data", "fetch", "moon")
+
+
+def test_an_as_published_task_says_what_it_really_costs(tmp_path: Path):
+    text = shipped_text("digits012").replace("budget", "# budget").replace('"l2"', '"l1"')
+    text = "as_published = true\n" + text.replace("discrete-gaussian", "discrete-laplace")
+    path = tmp_path / "published.toml"
+    path.write_text(text)
+    answer = crowdml("simulate", str(path), "--data", "digits012", "--passes", "5", "--seed", "1", "--json", "-")
+    found = answer.json
+    assert found["as_published"] is True
+    assert (found["claimed"], found["epsilon_sample"]) == (4.0, 20.0)
+    assert "As published" in answer.err
+
+
+def test_a_run_without_noise_says_null_and_not_infinity(tmp_path: Path):
+    text = shipped_text("digits012").replace("budget", "# budget").replace('"discrete-gaussian"', '"none"')
+    path = tmp_path / "open.toml"
+    path.write_text(text)
+    found = crowdml("simulate", str(path), "--data", "digits012", "--seed", "1", "--json", "-").json
+    assert found["epsilon_sample"] is None
+    assert found["accuracy"] > 0.9
+
+
+def test_the_demo_prints_every_key_that_the_design_names(tmp_path: Path):
+    plot = tmp_path / "demo.png"
+    answer = crowdml("demo", "--trials", "2", "--plot", str(plot), "--json", "-")
+    found = answer.json
+    assert list(found)[:13] == [
+        "accuracy", "epsilon_sample", "epsilon_device", "delta", "devices", "check_ins", "acknowledged",
+        "lost", "counted_twice", "bytes_up", "bytes_down", "restarts", "seconds",
+    ]  # fmt: skip
+    assert found["simulated"] is True
+    assert found["acknowledged"] == found["check_ins"]
+    assert found["epsilon_sample"] <= 4 < found["epsilon_device"]
+    assert found["alone"] < found["accuracy_mean"] < found["centralised"]
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert "ε of the dearest device" in answer.err
+
+
+def test_data_lists_every_data_set():
+    assert {row["name"] for row in crowdml("data", "list", "--json", "-").json["data"]} >= {
+        "digits",
+        "mnist",
+        "synthetic",
+    }
+    assert "needs no file" in crowdml("data", "fetch", "synthetic").out
+
+
+def test_reproduce_alone_lists_figures_and_refuses_unknown_ones():
+    lines = crowdml("reproduce", "--json", "-").json["figures"]
+    assert {"hamm2015/fig4", "hamm2015/fig5"} <= {line["id"] for line in lines}
+    assert {line["state"] for line in lines} <= {"ready", "data missing"}
+    assert "hamm2015/fig4" in refused("reproduce", "hamm2015/fig44")
+
+
+def test_bench_lists_its_names_and_refuses_others():
+    assert "sim" in crowdml("bench", "--json", "-").json["benchmarks"]
+    assert "no benchmark is called" in refused("bench", "nothing")
+
+
+def test_the_ledger_shows_both_totals_and_its_charges_newest_first(tmp_path: Path):
+    data = blobs(rows=400, features=4, classes=2, seed=1)
+    crowd = Crowd(epsilon=2.0, devices=10, batch=10, seed=1).fit(data.x_train, data.y_train)
+    charges = crowd.ledger_.charges()
+    path = tmp_path / "ledger.sqlite"
+    copy_ledger(charges, path)
+    found = crowdml("ledger", "--folder", str(tmp_path), "--json", "-").json
+    assert found["epsilon_sample"] == crowd.epsilon_sample_
+    assert found["epsilon_device"] == crowd.epsilon_device_
+    firsts = [charge["first_sample"] for charge in found["charges"]]
+    assert firsts == sorted(firsts, reverse=True)
+    assert "discrete" not in crowdml("ledger", "--folder", str(path)).err
+
+
+def copy_ledger(charges, path: Path) -> None:
+    from crowdml.storage.budget import Budget
+
+    with Ledger(path) as book:
+        book.take_serials(1 + max(charge.last_sample for charge in charges))
+        for charge in reversed(charges):
+            book.charge(charge.task, [charge], [Budget(100, 1e-6, 1000)])
+
+
+def test_a_ledger_that_is_not_there_or_damaged_is_one_sentence(tmp_path: Path):
+    assert "no ledger" in refused("ledger", "--folder", str(tmp_path))
+    (tmp_path / "ledger.sqlite").write_bytes(b"SQLite format 3\x00" + b"x" * 5000)
+    assert "cannot be trusted" in refused("ledger", "--folder", str(tmp_path))

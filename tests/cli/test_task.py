@@ -1,0 +1,111 @@
+"""`crowdml task`: price, refusals, new files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runner import crowdml, refused
+
+from crowdml.cli.task import find_task, shipped, shipped_text
+from crowdml.sim.prices import check_budget
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_task_is_valid_and_keeps_its_own_budget(name: str):
+    task = find_task(name)
+    assert task.name == name
+    assert check_budget(task).sample_epsilon() <= float(task.privacy.budget.epsilon) * (1 + 1e-9)
+
+
+def test_the_list_names_every_shipped_task():
+    assert [row["name"] for row in crowdml("task", "list", "--json", "-").json["tasks"]] == shipped()
+
+
+def test_check_prints_the_price_and_the_hash():
+    answer = crowdml("task", "check", "activity")
+    assert answer.code == 0
+    for word in (
+        "gradient",
+        "discrete-gaussian",
+        "count-laplace",
+        "all 100 check-ins",
+        "0.9585",
+        "29.81",
+        "no sample shows",
+    ):
+        assert word in answer.out
+    assert find_task("activity").hash.hex() in answer.out
+
+
+def test_checks_json_prices_a_sample_once_and_the_device_after_1_10_and_all_check_ins():
+    found = crowdml("task", "check", "activity", "--json", "-").json
+    assert [line["check_ins"] for line in found["device"]] == [1, 10, 100]
+    costs = [line["epsilon"] for line in found["device"]]
+    assert found["epsilon_sample"] < costs[0] < costs[1] < costs[2]
+    assert {row["row"] for row in found["rows"]} == {"gradient", "errors", "labels"}
+    assert all(row["promise"] and row["sensitivity"] and row["noise"] for row in found["rows"])
+
+
+def test_a_task_that_overspends_its_budget_is_refused_with_both_numbers(tmp_path: Path):
+    text = shipped_text("digits012").replace("gradient = 4.0", "gradient = 5.0")
+    for command in (["task", "check"], ["simulate"]):
+        line = refused(*command, written(tmp_path, text))
+        assert "5" in line
+        assert "privacy.budget.epsilon = 4" in line
+
+
+def test_five_passes_cost_five_times_and_are_refused():
+    line = refused("simulate", "digits012", "--passes", "5")
+    assert "5 check-ins" in line
+    assert "privacy.budget.epsilon = 4" in line
+
+
+def test_a_budget_below_one_batch_is_refused(tmp_path: Path):
+    text = shipped_text("digits012").replace("samples = 28", "samples = 27")
+    assert "privacy.budget.samples = 27" in refused("task", "check", written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("batch = 20", "batch = 0", "protocol.batch"),
+        ("batch = 20", "bacth = 20", "protocol.bacth"),
+        ('kind = "softmax"', 'kind = "forest"', "forest"),
+        ("delta = 1e-6", "delta = 0.0", "privacy.delta"),
+        ("delta = 1e-6", 'delta = "small"', "privacy.delta"),
+        ("gradient = 0.9", "gradient = -1", "privacy.epsilon.gradient"),
+        ('kind = "sgd"', 'kind = "gossip"', "protocol.kind"),
+        ("[features]", "[features", "not a task file"),
+        ("epsilon = 1.0, samples", "epsilon = 0.1, samples", "privacy.budget.epsilon"),
+    ],
+)
+def test_a_wrong_task_file_is_refused_by_the_name_of_its_key(tmp_path: Path, before: str, after: str, named: str):
+    text = shipped_text("activity")
+    assert before in text
+    assert named in refused("task", "check", written(tmp_path, text.replace(before, after, 1)))
+
+
+def test_a_task_file_that_is_not_there_or_not_text_is_one_sentence(tmp_path: Path):
+    assert "no task file" in refused("task", "check", str(tmp_path / "none.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in refused("task", "check", str(tmp_path / "binary.toml"))
+    assert "cannot be read" in refused("task", "check", str(tmp_path))
+    assert "activity" in refused("task", "check", "nonsense")
+
+
+def test_new_writes_a_task_that_check_accepts_and_never_overwrites(tmp_path: Path):
+    path = tmp_path / "study.toml"
+    assert crowdml("task", "new", str(path), "--from", "mnist").code == 0
+    assert crowdml("task", "check", str(path)).code == 0
+    before = path.read_bytes()
+    assert "already there" in refused("task", "new", str(path))
+    assert path.read_bytes() == before
+    assert "nonsense" in refused("task", "new", str(tmp_path / "b.toml"), "--from", "nonsense")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["study.toml"]

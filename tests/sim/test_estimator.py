@@ -1,0 +1,225 @@
+"""A crowd in scikit-learn's shape, and the study under it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+
+from crowdml import Crowd
+from crowdml.datasets import blobs
+from crowdml.errors import CrowdmlError, DataError, GuaranteeError, TaskError
+from crowdml.protocols.sgd import plan
+from crowdml.sim.estimator import message_bytes, public_step, simulate, spread_out
+from crowdml.task import StopRule
+
+DATA = blobs(rows=2000, features=8, classes=3, seed=5)
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Crowd:
+    return Crowd(epsilon=2.0, devices=50, seed=1).fit(DATA.x_train, DATA.y_train)
+
+
+def test_a_private_crowd_learns_blobs(crowd: Crowd):
+    assert crowd.score(DATA.x_test, DATA.y_test) > 0.75
+    assert crowd.predict_proba(DATA.x_test).sum(axis=1) == pytest.approx(1.0)
+    assert (crowd.predict(DATA.x_test) == crowd.classes_[crowd.decision_function(DATA.x_test).argmax(1)]).all()
+
+
+def test_both_totals_are_there_and_the_samples_is_what_was_asked_for(crowd: Crowd):
+    assert 1.99 < crowd.epsilon_sample_ <= 2.0
+    assert crowd.epsilon_device_ > 40 * crowd.epsilon_sample_ / 2
+
+
+def test_the_ledger_of_the_dearest_device_holds_the_same_totals(crowd: Crowd):
+    ledger = crowd.ledger_
+    found = ledger.dearest_sample(1e-6)
+    assert found is not None
+    assert found[1].epsilon(1e-6) == crowd.epsilon_sample_
+    assert ledger.device_total().epsilon(1e-6) == crowd.epsilon_device_
+    assert ledger.samples_given() == 40
+    assert {charge.task for charge in ledger.charges()} == {crowd.task_.hash}
+
+
+@pytest.mark.parametrize("mechanism", ["discrete-gaussian", "discrete-laplace"])
+@pytest.mark.parametrize("passes", [2, 3])
+def test_several_passes_share_the_samples_total_and_the_ledger_agrees(mechanism: str, passes: int):
+    many = Crowd(epsilon=3.0, devices=20, batch=15, passes=passes, mechanism=mechanism, seed=2)
+    many.fit(DATA.x_train, DATA.y_train)
+    assert 2.99 < many.epsilon_sample_ <= 3.0
+    assert many.check_ins_ == 20 * 6 * passes
+    delta = many.task_.privacy.delta
+    found = many.ledger_.dearest_sample(delta)
+    assert found is not None
+    assert found[1].epsilon(delta) == many.epsilon_sample_
+    assert many.ledger_.device_total().epsilon(delta) == many.epsilon_device_
+
+
+def test_as_published_claims_epsilon_once_and_says_what_it_costs():
+    published = Crowd(epsilon=2.0, devices=20, batch=20, passes=5, as_published=True, seed=1)
+    published.fit(DATA.x_train, DATA.y_train)
+    assert published.claimed_epsilon_ == 2.0
+    assert published.epsilon_sample_ == 10.0
+    assert published.task_.as_published
+
+
+def test_no_privacy_has_no_epsilon_and_no_ledger():
+    bare = Crowd(epsilon=None, devices=20, seed=1).fit(DATA.x_train, DATA.y_train)
+    assert math.isinf(bare.epsilon_sample_)
+    assert bare.score(DATA.x_test, DATA.y_test) > 0.9
+    with pytest.raises(GuaranteeError, match="without noise"):
+        _ = bare.ledger_
+
+
+def test_a_seed_repeats_a_run_and_none_is_fresh():
+    small = Crowd(epsilon=2.0, devices=20, seed=3)
+    one, two = (clone(small).fit(DATA.x_train, DATA.y_train).weights_ for _ in range(2))
+    assert (one == two).all()
+    fresh = [Crowd(epsilon=2.0, devices=20).fit(DATA.x_train, DATA.y_train) for _ in range(2)]
+    assert (fresh[0].weights_ != fresh[1].weights_).any()
+    again = Crowd(epsilon=2.0, devices=20, seed=fresh[0].seed_).fit(DATA.x_train, DATA.y_train)
+    assert (again.weights_ == fresh[0].weights_).all()
+
+
+def test_both_engines_learn_the_same_bits():
+    late = {"epsilon": 2.0, "devices": 10, "batch": 20, "delay": "exponential:40", "seed": 4}
+    one, two = (
+        Crowd(engine=name, **late).fit(DATA.x_train[:600], DATA.y_train[:600]) for name in ("compiled", "events")
+    )
+    assert (one.weights_ == two.weights_).all()
+    assert one.epsilon_device_ == two.epsilon_device_
+
+
+def test_it_behaves_as_scikit_learn_expects(crowd: Crowd):
+    assert clone(crowd).get_params() == crowd.get_params()
+    assert Crowd().set_params(devices=7).devices == 7
+    assert crowd.n_features_in_ == 8
+    assert crowd.coef_.shape == (3, 8)
+    with pytest.raises(NotFittedError):
+        Crowd().predict(DATA.x_test)
+    scores = cross_val_score(Crowd(epsilon=8.0, devices=40, seed=1), DATA.x_train, DATA.y_train, cv=2)
+    assert scores.min() > 0.6
+    for copied in (copy.deepcopy(crowd), pickle.loads(pickle.dumps(crowd))):
+        assert (copied.predict(DATA.x_test) == crowd.predict(DATA.x_test)).all()
+        assert copied.ledger_.device_total() == crowd.ledger_.device_total()
+
+
+@pytest.mark.parametrize("model", ["logistic", "svm"])
+def test_two_classes_with_names_are_learned_by_one_weight_vector(model: str):
+    two = blobs(rows=2000, features=8, classes=2, seed=6)
+    names = np.array(["no", "yes"])
+    crowd = Crowd(epsilon=4.0, devices=40, model=model, seed=1).fit(two.x_train, names[two.y_train])
+    assert crowd.coef_.shape == (1, 8)
+    assert crowd.score(two.x_test, names[two.y_test]) > 0.75
+
+
+def test_rows_outside_the_ball_are_brought_onto_it_so_scale_does_not_matter(crowd: Crowd):
+    wide = clone(crowd).fit(DATA.x_train * 1000, DATA.y_train)
+    np.testing.assert_allclose(wide.weights_, crowd.weights_, atol=0.02)
+
+
+def test_the_public_step_depends_on_the_task_alone_and_falls_with_the_noise(crowd: Crowd):
+    calm = Crowd(epsilon=8.0, devices=50, seed=9).fit(DATA.x_train, DATA.y_train)
+    assert plan(calm.task_).settings.step.c > plan(crowd.task_).settings.step.c
+    assert public_step(crowd.task_) == plan(crowd.task_).settings.step.c
+
+
+def test_bytes_are_those_of_the_encoded_messages(crowd: Crowd):
+    up, down = message_bytes(crowd.task_)
+    assert (crowd.bytes_up_, crowd.bytes_down_) == (up * 50, down * 50)
+    assert up > 8 * 3 * 4  # the gradient's integers alone
+
+
+def test_a_plot_names_both_totals(crowd: Crowd, tmp_path: Path):
+    axes = crowd.plot(tmp_path / "crowd.png")
+    assert "sample ε 2" in axes.get_title()
+    assert "device ε" in axes.get_title()
+    assert (tmp_path / "crowd.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"devices": 0}, "devices"),
+        ({"devices": 3000}, "3000 devices"),
+        ({"epsilon": -1.0}, "privacy.epsilon.gradient"),
+        ({"epsilon": 0.0}, "privacy.epsilon.gradient"),
+        ({"delta": 0.0}, "privacy.delta"),
+        ({"protocol": "gossip"}, "gossip"),
+        ({"model": "forest"}, "forest"),
+        ({"model": "logistic"}, "2 classes"),
+        ({"mechanism": "laplace"}, "laplace"),
+        ({"population": "moon"}, "moon"),
+        ({"population": "by_user"}, "whose its rows are"),
+        ({"passes": 0}, "passes"),
+        ({"batch": 41, "devices": 50}, "nobody would check in"),
+        ({"engine": "steam"}, "steam"),
+        ({"delay": "soon"}, "soon"),
+        ({"step": 0.0}, "protocol.step.c"),
+        ({"update": "magic"}, "protocol.update"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_name(settings: dict, said: str):
+    with pytest.raises(CrowdmlError, match=said):
+        Crowd(**{"devices": 50, "seed": 1, **settings}).fit(DATA.x_train, DATA.y_train)
+
+
+def test_one_class_alone_cannot_be_learned():
+    with pytest.raises(DataError, match="two classes"):
+        Crowd(devices=5, seed=1).fit(np.ones((10, 2)), np.zeros(10))
+
+
+def test_a_device_gives_no_more_samples_than_the_tasks_budget(crowd: Crowd):
+    from dataclasses import replace
+    from fractions import Fraction
+
+    from crowdml.task import TaskBudget
+
+    task = crowd.task_.with_(protocol={"batch": 10})
+    capped = task.with_(privacy=replace(task.privacy, budget=TaskBudget(Fraction(3), 25)))
+    study = simulate(
+        capped, DATA.x_train, DATA.y_train, lambda seed: spread_out("iid", DATA.y_train, 50, seed), seeds=[1, 2]
+    )
+    assert study.check_ins == 50 * 2
+    with pytest.raises(TaskError, match=r"privacy\.budget\.epsilon = 3"):
+        simulate(capped, DATA.x_train, DATA.y_train, lambda _: study.population, seeds=[1], passes=3)
+
+
+def test_a_stop_ends_the_run_and_the_bill(crowd: Crowd):
+    task = crowd.task_.with_(protocol={"batch": 10}, stop=StopRule(steps=30))
+    for engine in ("compiled", "events"):
+        study = simulate(
+            task,
+            DATA.x_train,
+            DATA.y_train,
+            lambda seed: spread_out("iid", DATA.y_train, 50, seed),
+            seeds=[1],
+            engine=engine,
+        )
+        assert study.runs[0].stopped == "30 check-ins have arrived"
+        assert study.check_ins == 30
+        assert study.accuracy(DATA.x_test, DATA.y_test).shape == (1, len(study.points))
+
+
+def test_devices_that_hold_less_than_a_batch_give_nothing():
+    groups = np.repeat([0, 1, 2], [30, 30, 5])
+    x, y = DATA.x_train[:65], DATA.y_train[:65]
+    crowd = Crowd(epsilon=2.0, population="by_user", batch=10, passes=2, seed=1).fit(x, y, groups=groups)
+    assert crowd.study_.silent == 1
+    assert crowd.check_ins_ == 2 * 3 * 2
+    assert crowd.epsilon_sample_ <= 2.0
+
+
+def test_importing_crowdml_imports_no_jax():
+    code = "import sys, crowdml; assert 'jax' not in sys.modules and 'numpy' not in sys.modules; crowdml.Crowd()"
+    subprocess.run([sys.executable, "-c", code], check=True)
