@@ -165,22 +165,28 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
 
 def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
     """The finest useful grid whose noise stays within LARGEST_NOISE steps, and the clip in its steps, rounded up."""
-    most = min(FINEST_CLIP, int(LARGEST_NOISE / noise_per_clip))
+    most = int(LARGEST_NOISE / noise_per_clip)
     if most < 1:
         raise TaskError(
-            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would "
-            f"leave the grid of {LARGEST_NOISE} steps. Raise it."
+            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would leave the grid of "
+            f"{LARGEST_NOISE} steps. Raise it."
         )
+
+    def clip(step: Fraction) -> int:
+        return int(np.ceil(bound / float(step) * (1 + 1e-6)))
+
     step = Fraction(1)
-    while bound / step < most / 2:
+    while bound / step < min(FINEST_CLIP, most) / 2:
         step /= 2
-    while bound / step > most:
+    while bound / step > FINEST_CLIP or clip(step) > most:
         step *= 2
     if wanted is not None:
+        if wanted <= 0 or (wanted.numerator * wanted.denominator).bit_count() != 1:
+            raise TaskError(f"privacy.grid = {float(wanted):g}: a power of two, such as {float(step):g}.")
         if wanted < step:
             raise TaskError(f"privacy.grid = {float(wanted):g}: too fine for this noise; {float(step):g} or coarser.")
         step = wanted
-    return Grid(step), int(np.ceil(bound / float(step) * (1 + 1e-6)))
+    return Grid(step), clip(step)
 
 
 def claimed_epsilon(task: Task) -> float:
