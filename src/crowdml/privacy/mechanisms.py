@@ -202,7 +202,8 @@ class RandomisedResponse:
     grid: Grid = COUNTS
 
     def __post_init__(self) -> None:
-        if self.classes < 2 or not Fraction(1, 10**6) <= self.epsilon <= 64:
+        unproved = self.classes < 2 or not Fraction(1, 10**6) <= self.epsilon <= 64
+        if unproved or self.keep * self.classes < 1:  # rounded down, the truth would be rarer than each lie
             raise GuaranteeError(
                 f"Randomised response over {self.classes} classes at epsilon {float(self.epsilon):g}: "
                 "it needs at least two classes and an epsilon from 1e-6 to 64, where its 30 bits prove what it says."
