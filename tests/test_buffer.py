@@ -56,7 +56,9 @@ def test_nothing_is_taken_before_a_batch_is_there():
 
 @pytest.mark.parametrize(("batch", "capacity"), [(0, 5), (6, 5), (-1, 5), (1, 0)])
 def test_a_buffer_that_holds_no_batch_is_refused(batch, capacity):
-    with pytest.raises(ValueError, match=f"batches of {batch} must hold at least {batch} samples; {capacity} is too few"):
+    with pytest.raises(
+        ValueError, match=f"batches of {batch} must hold at least {batch} samples; {capacity} is too few"
+    ):
         Buffer(batch, capacity)
 
 

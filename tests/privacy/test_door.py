@@ -66,7 +66,9 @@ def test_a_release_does_not_pass_the_door_a_second_time():
 @pytest.mark.parametrize("part", [Rows(0, 6), Rows(1, 6), Rows(2, 7), Rows(0, 2)])
 def test_rows_that_the_table_does_not_cover_are_refused(part):
     value = Private(np.ones((part.size, 3)), part)
-    with pytest.raises(LeakError, match=rf"'sum' covers rows 2 to 5.*priced for.*came from rows {part}.*Split the batch"):
+    with pytest.raises(
+        LeakError, match=rf"'sum' covers rows 2 to 5.*priced for.*came from rows {part}.*Split the batch"
+    ):
         door().release("sum", value)
 
 
@@ -76,7 +78,9 @@ def test_fewer_rows_than_the_table_covers_may_pass_and_are_charged_as_such():
     assert here.passages[0].part == Rows(3, 6)
 
 
-@pytest.mark.parametrize("mixed", [lambda rows: np.concatenate([rows, rows]), lambda rows: rows[:1], lambda rows: rows.sum(0)])
+@pytest.mark.parametrize(
+    "mixed", [lambda rows: np.concatenate([rows, rows]), lambda rows: rows[:1], lambda rows: rows.sum(0)]
+)
 def test_a_value_that_has_not_one_row_a_sample_is_refused(mixed):
     here = door()
     with pytest.raises(LeakError, match=r"one row for each of the 4 samples.*bounds each row"):
