@@ -105,6 +105,16 @@ class Role:
     on: Mapping[type, Handler]
 
 
+@dataclass(frozen=True)
+class Field:
+    """What a message's array must look like: NumPy's little-endian name of its type, its shape, its least and most."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: int
+    high: int
+
+
 @dataclass(frozen=True, eq=False)
 class Protocol:
     """`mechanisms` is the privacy plan: quote, ledger, the owner's sentence, docs and audit all read it."""
@@ -119,6 +129,8 @@ class Protocol:
     """How many samples a `Sensed` batch has: public, and always the same."""
     model: Callable[[Task, Any], Array]
     """The weights to use, from the server's state."""
+    expected: Callable[[Task], Mapping[str, Mapping[str, Field]]]
+    """For each kind of message that the server hears, what its fields look like; anything else is refused."""
 
 
 def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:

@@ -30,10 +30,11 @@ from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, make_model
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for
 from crowdml.privacy.grid import COUNTS, Grid
+from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridGaussian, GridLaplace, Mechanism
 from crowdml.privacy.private import Private, Release, Rows
 from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import CheckOut, Context, Protocol, Publish, Role, Send, Sensed, Step, Stop
+from crowdml.protocol import CheckOut, Context, Field, Protocol, Publish, Role, Send, Sensed, Step, Stop
 from crowdml.task import StopRule, Task, between, choose, positive, read_section
 
 LARGEST_NOISE = 2**15
@@ -168,8 +169,8 @@ def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None
     most = int(LARGEST_NOISE / noise_per_clip)
     if most < 1:
         raise TaskError(
-            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would leave the grid of "
-            f"{LARGEST_NOISE} steps. Raise it."
+            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would leave the grid "
+            f"of {LARGEST_NOISE} steps. Raise it."
         )
 
     def clip(step: Fraction) -> int:
@@ -360,6 +361,25 @@ def model_weights(task: Task, state: Learning) -> Array:
     return state.memory if plan(task).settings.update == "average" else state.weights
 
 
+def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
+    """What a check-in may hold. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
+    fixed = plan(task)
+    shapes = {"gradient": fixed.model.shape, "errors": (1,), "labels": (fixed.model.cells,)}
+    fields = {"version": Field("<i4", (), 0, 2**31 - 1)}
+    for row, mechanism in fixed.table.items():
+        if isinstance(mechanism, GridLaplace | GridGaussian):
+            most = mechanism.covers.size * mechanism.clip
+            low = -most
+        elif isinstance(mechanism, CountLaplace):
+            low, most = 0, mechanism.covers.size
+        else:
+            raise TaskError(f"row {row!r} has no noise: the simulator runs such a task, a server does not.")
+        gaussian = isinstance(mechanism, GridGaussian)
+        reach = (DiscreteGaussian(mechanism.sigma) if gaussian else DiscreteLaplace(mechanism.scale)).tail(64)
+        fields[row] = Field("<i4", shapes[row], low - reach, most + reach)
+    return {"sgd/gradient/1": fields}
+
+
 device = Role(start=wait, on={Sensed: check_out, Params: contribute})
 server = Role(start=publish_initial, on={Gradient: apply})
 protocol = Protocol(
@@ -370,6 +390,7 @@ protocol = Protocol(
     check=lambda task: void(plan(task)),
     batch=lambda task: plan(task).settings.batch,
     model=model_weights,
+    expected=expected,
 )
 
 
