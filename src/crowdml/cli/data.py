@@ -56,5 +56,5 @@ def fetch(names: tuple[str, ...], mirror: str | None, json_path: str | None) -> 
             fetched.append({"name": name, "files": [str(path) for path in paths]})
     for each in fetched:
         files = each["files"]
-        report.print(f"{each['name']}: {', '.join(files) if isinstance(files, list) and files else 'needs no file'}")
+        report.line(f"{each['name']}: {', '.join(files) if isinstance(files, list) and files else 'needs no file'}")
     report.finish({"fetched": fetched})

@@ -43,8 +43,10 @@ class Shown:
 
 
 @click.command()
-@click.option("--trials", type=click.IntRange(1, 1000), default=10, show_default=True, help="For the spread.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Of the first trial.")
+@click.option("--trials", type=click.IntRange(1, 1000), metavar="N", default=10, help="For the spread. Default: 10.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), metavar="S", default=1, help="Of the first trial. Default: 1."
+)
 @click.option("--plot", "plot_path", metavar="PATH", default="out/demo.png", show_default=True)
 @json_option
 def demo(trials: int, seed: int, plot_path: str, json_path: str | None) -> None:

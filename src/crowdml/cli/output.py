@@ -63,8 +63,13 @@ class Report:
 
         return Console(stderr=True, highlight=False)
 
-    def print(self, *parts: Any) -> None:
-        self.console.print(*parts, soft_wrap=all(isinstance(part, str) for part in parts))
+    def print(self, part: Any) -> None:
+        """A table, or prose, which is broken into lines where the terminal ends."""
+        self.console.print(part)
+
+    def line(self, text: str) -> None:
+        """One line whatever its length: what somebody may want to copy."""
+        self.console.print(text, soft_wrap=True, markup=False)
 
     def progress(self) -> Progress:
         """Bars on stderr, where a terminal is there; silent otherwise."""
@@ -97,7 +102,7 @@ class Report:
         if self.plot_path is not None:
             with whole_file(Path(self.plot_path)) as draft:
                 draw(draft)
-            self.print(f"Plot: {self.plot_path}")
+            self.line(f"Plot: {self.plot_path}")
 
 
 def make_table(*columns: str, title: str | None = None, numbers: bool = True) -> Table:

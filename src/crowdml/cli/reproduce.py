@@ -93,4 +93,4 @@ def _keep(report: Report, figure: Figure, result: dict[str, Any], out: Path) -> 
                 draft.write_text(json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
             else:
                 figure.plot(draft)
-        report.print(f"Wrote {target}")
+        report.line(f"Wrote {target}")

@@ -20,16 +20,27 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("task", metavar="TASK")
 @click.option("--data", "data_name", metavar="NAME", help="The data set; without it the one named as the task is.")
-@click.option("--devices", type=int, help="How many devices; without it as many as fill one check-in each.")
-@click.option("--trials", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many trials.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), help="Repeats a run; without it a fresh one, which is shown."
+    "--devices", type=int, metavar="M", help="How many devices; without it as many as fill one check-in each."
 )
 @click.option(
-    "--delay", default="0", show_default=True, help="Of each leg, in samples of the crowd: 100, exponential:100."
+    "--trials", type=click.IntRange(min=1), metavar="N", default=1, help="How many, for a spread. Default: 1."
 )
-@click.option("--engine", type=click.Choice(["compiled", "events"]), default="compiled", show_default=True)
-@click.option("--passes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Each one costs again.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="S",
+    help="Repeats a run; without it a fresh one, which is shown.",
+)
+@click.option("--delay", metavar="D", default="0", help="Of each leg, in samples of the crowd: 100, exponential:100.")
+@click.option("--engine", type=click.Choice(["compiled", "events"]), default="compiled", help="The same bits.")
+@click.option(
+    "--passes",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    default=1,
+    help="Over the samples; each one costs again. Default: 1.",
+)
 @click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
 @click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins: .png, .svg or .pdf.")
 @json_option

@@ -92,7 +92,7 @@ def check(file_or_name: str, json_path: str | None) -> None:
         costs.add_row(line["after"], epsilon_text(price.sample_epsilon()), epsilon_text(line["epsilon"]))
     report.print(costs)
     report.print("The device's total replaces all of its samples at once; a sample's, any single one.")
-    report.print(f"sha256 {found.hash.hex()}")
+    report.line(f"sha256 {found.hash.hex()}")
     report.finish(result)
 
 
@@ -101,7 +101,9 @@ def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
     steps = [(1, "1 check-in"), (10, "10 check-ins")]
     if budget is not None:
         most = budget.samples // batch
-        steps = [step for step in steps if step[0] < most] + [(most, f"all {most} check-in{'s' if most != 1 else ''}")]
+        steps = [step for step in steps if step[0] < most] + [
+            (most, f"all {most} check-ins" if most > 1 else "its only check-in")
+        ]
     return {
         "name": found.name,
         "hash": found.hash.hex(),
@@ -165,5 +167,5 @@ def new(path: str, like: str, json_path: str | None) -> None:
         raise OutputError(f"{path} is already there and was left as it is. Name another file, or delete it first.")
     with whole_file(target) as draft:
         draft.write_text(shipped_text(like), encoding="utf-8")
-    report.print(f"Wrote {path}. Edit it, then run `crowdml task check {path}`.")
+    report.line(f"Wrote {path}. Edit it, then run `crowdml task check {path}`.")
     report.finish({"path": path, "from": like})
