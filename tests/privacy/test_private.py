@@ -20,7 +20,7 @@ def private(count=4):
     return Private(Samples(np.full((count, 2), SECRET), np.arange(count)), Rows(0, count))
 
 
-@pytest.mark.parametrize("show", [repr, str, "{}".format, "{!r}".format, lambda value: "%s" % (value,)])
+@pytest.mark.parametrize("show", [repr, str, "{}".format, "{!r}".format, "{!s}".format])
 def test_no_text_of_a_private_value_shows_it(show):
     text = show(private())
     assert "0.12345" not in text
