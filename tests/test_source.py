@@ -81,7 +81,7 @@ def piece(source: str) -> str:
 
 
 def imports(source: str) -> Iterator[tuple[str, int, bool]]:
-    """Every module that a file imports, the line, and whether the import waits inside a function or for a type checker."""
+    """Every module that a file imports, the line, and whether that waits in a function or for a type checker."""
 
     def visit(node: ast.AST, waits: bool) -> Iterator[tuple[str, int, bool]]:
         for child in ast.iter_child_nodes(node):
@@ -177,9 +177,9 @@ def test_only_the_door_looks_into_a_private_value(source: str):
     for node in ast.walk(tree(source)):
         named = isinstance(node, ast.Attribute) and node.attr in ("_value", "_Private__value")
         spelt = isinstance(node, ast.Constant) and node.value == "_value"
-        assert not named and not spelt, (
-            f"src/crowdml/{source}:{getattr(node, 'lineno', 0)} names _value: compute with `map`, let out with `release`."
-        )
+        opened = named or spelt
+        line = getattr(node, "lineno", 0)
+        assert not opened, f"src/crowdml/{source}:{line} names _value: compute with `map`, let out by the door."
 
 
 def test_those_who_may_look_into_a_private_value_still_do():
@@ -207,7 +207,7 @@ def test_randomness_is_an_argument(source: str):
     for node in ast.walk(tree(source)):
         if isinstance(node, ast.Attribute) and dotted(node.value) in ("np.random", "numpy.random"):
             assert node.attr in ("default_rng", "Generator", "SeedSequence"), (
-                f"src/crowdml/{source}:{node.lineno} uses np.random.{node.attr}, which draws from a state that all share."
+                f"src/crowdml/{source}:{node.lineno} uses np.random.{node.attr}: it draws from a state that all share."
             )
             assert piece(source) in BY_CHANCE, (
                 f"src/crowdml/{source}:{node.lineno}: devices draw from SystemSource alone."

@@ -1,0 +1,599 @@
+"""The mutants: each a small wrong turn that somebody could take in good faith, and the test that must notice it.
+
+The groups follow the table at the end of section 7 of the privacy review; each alternative in one of its rows is a
+mutant of its own. Rows about code that is not here yet (masks, local updates, objective perturbation) come with that code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOISE, LAWS = "privacy/noise.py", "tests/privacy/test_noise.py::"
+SEEDED = "privacy/seeded.py"
+GRID, MECHANISMS = "privacy/grid.py", "privacy/mechanisms.py"
+CALIBRATION, CALIBRATED = "privacy/calibration.py", "tests/privacy/test_calibration.py::"
+LOSSES, COMPOSED = "privacy/losses.py", "tests/privacy/test_losses.py::"
+VECTORS = "tests/privacy/test_review_vectors.py::"
+ACCOUNTING, ACCOUNTED = "privacy/accounting.py", "tests/privacy/test_accounting.py::"
+LEDGER, CHARGED = "storage/ledger.py", "tests/storage/test_ledger.py::"
+KILLERS = "tests/mutants/test_killers.py::"
+BOUNDS = "tests/models/test_bounds.py::"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` occurs exactly once in `file` (a path within the package) and becomes `new`; `test` must then fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def applied(self, source: str) -> str:
+        found = source.count(self.old)
+        if found != 1:
+            raise SystemExit(
+                f"mutant {self.name!r}: its old text occurs {found} times in src/crowdml/{self.file}, and it must occur once. "
+                f"The source has moved on; bring tests/mutants/table.py up to date:\n{self.old}"
+            )
+        return source.replace(self.old, self.new)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- scale or sigma halved; sqrt(2) confusion; variance for sd ---
+    Mutant(
+        "laplace scale halved",
+        NOISE,
+        "        m = _block(scale)\n",
+        "        scale = scale / 2\n        m = _block(scale)\n",
+        f"{LAWS}test_mean_absolute_laplace_noise_is_the_scale[scale0]",
+    ),
+    Mutant(
+        "laplace scale over sqrt 2",
+        NOISE,
+        "        m = _block(scale)\n",
+        "        scale = scale * Fraction(7071, 10000)\n        m = _block(scale)\n",
+        f"{LAWS}test_mean_absolute_laplace_noise_is_the_scale[scale0]",
+    ),
+    Mutant(
+        "gaussian sigma halved",
+        NOISE,
+        "DiscreteGaussian(sigma), _size",
+        "DiscreteGaussian(sigma / 2), _size",
+        f"{LAWS}test_sample_deviation_of_gaussian_noise_is_sigma[sigma0]",
+    ),
+    Mutant(
+        "gaussian variance for sigma",
+        NOISE,
+        "DiscreteGaussian(sigma), _size",
+        "DiscreteGaussian(min(sigma**2, Fraction(LARGEST))), _size",
+        f"{LAWS}test_sample_deviation_of_gaussian_noise_is_sigma[sigma0]",
+    ),
+    Mutant(
+        "skellam share of half the deviation",
+        NOISE,
+        "law = Skellam(variance / draws)",
+        "law = Skellam(variance / draws / 4)",
+        f"{LAWS}test_sample_variance_of_skellam_noise_is_its_variance_even_beyond_one_draw[variance0]",
+    ),
+    Mutant(
+        "simulated noise of another scale",
+        SEEDED,
+        "mass[1:] *= 2  # of |X|",
+        "mass[1:] *= 1",
+        f"{KILLERS}test_seeded_noise_has_the_scale_that_it_was_asked_for",
+    ),
+    Mutant(
+        "calibrated laplace scale halved",
+        CALIBRATION,
+        "return Fraction(sensitivity) / Fraction(epsilon)",
+        "return Fraction(sensitivity) / Fraction(epsilon) / 2",
+        f"{VECTORS}test_H1_laplace_scale",
+    ),
+    Mutant(
+        "calibrated sigma over sqrt 2",
+        CALIBRATION,
+        "Fraction(sensitivity) ** 2 / (2 * Fraction(rho))",
+        "Fraction(sensitivity) ** 2 / (4 * Fraction(rho))",
+        f"{CALIBRATED}test_a_sigma_that_is_rational_is_not_rounded",
+    ),
+    Mutant(
+        "calibrated variance for sigma",
+        CALIBRATION,
+        "return Fraction(math.isqrt(scaled - 1) + 1, 2**shift)",
+        "return Fraction(scaled, 4**shift)",
+        f"{CALIBRATED}test_a_sigma_that_is_rational_is_not_rounded",
+    ),
+    Mutant(
+        "calibrated sigma rounded down",
+        CALIBRATION,
+        "math.isqrt(scaled - 1) + 1",
+        "math.isqrt(scaled - 1)",
+        f"{CALIBRATED}test_the_gaussian_sigma_proves_its_rho_exactly_and_wastes_next_to_nothing",
+    ),
+    Mutant(
+        "rho rounded up",
+        CALIBRATION,
+        "    rho = math.floor(largest / unit) * unit\n"
+        "    while exact(Total.of([ZCDP(rho)]).epsilon(delta)) > budget:  # the float conversion has its own safety margin\n"
+        "        rho -= unit\n",
+        "    rho = math.ceil(largest / unit) * unit\n",
+        f"{CALIBRATED}test_rho_is_rounded_down_and_nearly_the_largest",
+    ),
+    # --- 4/b to 2/b; 2 sqrt(2) to sqrt(2); label counts 2 to 1; b to n_s ---
+    Mutant(
+        "4/b to 2/b: one clip for two",
+        MECHANISMS,
+        "L1(Fraction(2 * self.clip))",
+        "L1(Fraction(self.clip))",
+        f"{KILLERS}test_the_noise_of_a_grid_laplace_is_worth_its_epsilon_on_the_worst_neighbours",
+    ),
+    Mutant(
+        "2 sqrt 2 to sqrt 2: one clip for two",
+        MECHANISMS,
+        "L2(Fraction(2 * self.clip))",
+        "L2(Fraction(self.clip))",
+        f"{KILLERS}test_the_noise_of_a_grid_gaussian_is_worth_its_rho_on_the_worst_neighbours",
+    ),
+    Mutant(
+        "4/b to 2/b: l1 bound of a softmax gradient halved",
+        "models/softmax.py",
+        "(2.0 if norm",
+        "(1.0 if norm",
+        f"{BOUNDS}test_the_bounds_are_those_of_the_review",
+    ),
+    Mutant(
+        "2 sqrt 2 to sqrt 2: l2 bound of a softmax gradient is 1",
+        "models/softmax.py",
+        "else math.sqrt(2.0))",
+        "else 1.0)",
+        f"{BOUNDS}test_the_bounds_are_those_of_the_review",
+    ),
+    Mutant(
+        "a hinge without its clip: bound of a linear gradient without its width",
+        "models/linear.py",
+        "return self.width * radius",
+        "return radius",
+        f"{BOUNDS}test_the_bounds_are_those_of_the_review",
+    ),
+    Mutant(
+        "label counts 2 to 1",
+        "protocols/sgd.py",
+        "L1(Fraction(2)), epsilon",
+        "L1(Fraction(1)), epsilon",
+        f"{KILLERS}test_a_check_in_moves_by_no_more_than_its_noise_hides_and_by_nearly_that_much[discrete-laplace-l1]",
+    ),
+    Mutant(
+        "counts in many cells noised for one",
+        MECHANISMS,
+        "if cells > 1 and self.sensitivity.bound < 2:",
+        "if cells > 1 and self.sensitivity.bound < 1:",
+        f"{KILLERS}test_counts_in_several_cells_are_never_noised_for_one",
+    ),
+    Mutant(
+        "error count noised for two",
+        "protocols/sgd.py",
+        "L1(Fraction(1)), proved",
+        "L1(Fraction(2)), proved",
+        f"{KILLERS}test_a_check_in_moves_by_no_more_than_its_noise_hides_and_by_nearly_that_much[discrete-laplace-l1]",
+    ),
+    Mutant(
+        "a sample in several cells",
+        MECHANISMS,
+        'norm="l1", clip=1)',
+        'norm="l1", clip=4)',
+        f"{KILLERS}test_the_noise_of_counts_is_worth_its_epsilon_on_the_worst_neighbours[3]",
+    ),
+    Mutant(
+        "b to n_s: a batch of all that waits",
+        "buffer.py",
+        "for _ in range(self._batch)",
+        "for _ in range(len(self._waiting))",
+        f"{KILLERS}test_a_batch_always_has_as_many_samples_as_the_task_says_and_each_serves_once",
+    ),
+    Mutant(
+        "randomised response after the paper",
+        MECHANISMS,
+        "odds = math.exp(-float(self.epsilon))",
+        "odds = math.exp(-float(self.epsilon) / 2)",
+        f"{KILLERS}test_randomised_response_keeps_a_label_as_often_as_its_epsilon_allows[3]",
+    ),
+    Mutant(
+        "randomised response keeps one word too many",
+        MECHANISMS,
+        "like=labels) < self.keep",
+        "like=labels) <= self.keep",
+        f"{KILLERS}test_randomised_response_keeps_exactly_the_words_below_its_probability",
+    ),
+    # --- exp/log swap; float noise; `random` for the operating system's entropy ---
+    Mutant(
+        "exp for log",
+        NOISE,
+        "        negative = self._draw(Geometric(scale, below=2), size)[0]\n",
+        "        negative = self._draw(Geometric(scale, below=2), size)[0]\n"
+        "        g = np.rint(float(scale) * np.exp((g + 1) / (g.max(initial=0) + 2) - 0.35)).astype(np.int64)\n",
+        f"{LAWS}test_noise_fills_forty_equiprobable_cells_as_its_law_says[DiscreteLaplace(scale=Fraction(301, 3))]",
+    ),
+    Mutant(
+        "float noise",
+        NOISE,
+        ".astype(np.int32).reshape(np.shape(like))",
+        ".astype(np.float32).reshape(np.shape(like))",
+        f"{LAWS}test_a_uniform_choice_is_uniform[3]",
+    ),
+    Mutant(
+        "random for the entropy of the system",
+        NOISE,
+        "bytes] = os.urandom",
+        'bytes] = __import__("random").randbytes',
+        f"{LAWS}test_entropy_comes_from_the_operating_system_and_there_is_no_seed",
+    ),
+    Mutant(
+        "one draw for all coordinates",
+        NOISE,
+        "words = self._words(size)\n        prefix",
+        "words = np.resize(self._words(min(size, 1)), size)\n        prefix",
+        f"{LAWS}test_mean_absolute_laplace_noise_is_the_scale[scale0]",
+    ),
+    Mutant(
+        "ties decided too soon",
+        NOISE,
+        "(prefix - below < 2))",
+        "(prefix - below < 0))",
+        f"{LAWS}test_a_draw_that_ties_with_a_threshold_is_decided_by_its_later_bits",
+    ),
+    Mutant(
+        "small numbers favoured",
+        NOISE,
+        "fair = 2**64 - 2**64 % n",
+        "fair = 2**64",
+        f"{LAWS}test_words_that_would_favour_small_numbers_are_drawn_again",
+    ),
+    Mutant(
+        "noise shared by two releases",
+        SEEDED,
+        "        self.draw += 1\n",
+        "",
+        f"{KILLERS}test_two_releases_of_a_step_never_share_their_noise",
+    ),
+    # --- noise added before clipping; nan passed on; what the grid rests on ---
+    Mutant(
+        "laplace noise added before clipping",
+        MECHANISMS,
+        "return total + noise.discrete_laplace(self.scale, like=total)\n\n\n@dataclass(frozen=True)\nclass GridGaussian",
+        "noisy = total + noise.discrete_laplace(self.scale, like=total)\n"
+        '        return self.grid.sum(self.grid.decode(noisy)[None], norm="l1", clip=self.clip)'
+        "\n\n\n@dataclass(frozen=True)\nclass GridGaussian",
+        f"{KILLERS}test_noise_is_added_after_clipping[GridLaplace]",
+    ),
+    Mutant(
+        "gaussian noise added before clipping",
+        MECHANISMS,
+        "return total + noise.discrete_gaussian(self.sigma, like=total)",
+        "noisy = total + noise.discrete_gaussian(self.sigma, like=total)\n"
+        '        return self.grid.sum(self.grid.decode(noisy)[None], norm="l2", clip=self.clip)',
+        f"{KILLERS}test_noise_is_added_after_clipping[GridGaussian]",
+    ),
+    Mutant(
+        "a contribution that is not clipped",
+        GRID,
+        "factor = xp.where(size > clip, clip / xp.maximum(size, clip), 1.0)",
+        "factor = 1.0",
+        f"{KILLERS}test_a_row_that_is_too_long_is_shortened_and_not_dropped",
+    ),
+    Mutant(
+        "the grid rounds where it should truncate",
+        GRID,
+        "steps = (scaled * factor).astype(xp.int32)",
+        "steps = xp.rint(scaled * factor).astype(xp.int32)",
+        f"{KILLERS}test_the_grid_truncates_toward_zero_and_so_never_raises_a_norm",
+    ),
+    Mutant(
+        "integer norms not checked",
+        GRID,
+        "return xp.where(within, steps, 0).sum(0, dtype=xp.int32)",
+        "return xp.where(True, steps, 0).sum(0, dtype=xp.int32)",
+        f"{KILLERS}test_a_row_that_floats_take_for_short_enough_counts_as_zero",
+    ),
+    Mutant(
+        "nan passed on by the grid",
+        GRID,
+        "usable = abs(rows) < TOO_LARGE * float(self.step)",
+        "usable = ~(abs(rows) >= TOO_LARGE * float(self.step))",
+        f"{KILLERS}test_an_entry_that_is_not_finite_counts_as_zero[nan]",
+    ),
+    Mutant(
+        "nan passed on by the buffer",
+        "buffer.py",
+        "x if np.isfinite(x).all() else np.zeros_like(x)",
+        "x",
+        f"{KILLERS}test_a_sample_that_is_not_finite_waits_as_the_zero_sample[nan]",
+    ),
+    Mutant(
+        "nan passed on by a model",
+        "models/softmax.py",
+        "usable = (share == share) & known_class",
+        "usable = known_class",
+        f"{BOUNDS}test_h10_a_published_weight_of_1000_gives_no_nan",
+    ),
+    # --- a sample used twice with one charge ---
+    Mutant(
+        "sample used twice: a second answer from the same batch",
+        "protocols/sgd.py",
+        "return Step(None, (Send(SERVER,",
+        "return Step(waiting, (Send(SERVER,",
+        f"{KILLERS}test_a_repeated_publication_is_not_answered_from_the_same_samples",
+    ),
+    Mutant(
+        "sample used twice: the buffer keeps what it gave",
+        "buffer.py",
+        "self._waiting.popleft() for _ in range(self._batch)",
+        "self._waiting[i] for i in range(self._batch)",
+        f"{KILLERS}test_a_batch_always_has_as_many_samples_as_the_task_says_and_each_serves_once",
+    ),
+    Mutant(
+        "sample used twice: a retry is drawn anew under the old charge",
+        LEDGER,
+        'if write("select 1 from outbox where task = ? and seq = ?", (task, seq)).fetchone():',
+        'if write("delete from outbox where task = ? and seq = ? and 0", (task, seq)).fetchone():',
+        f"{CHARGED}test_resending_the_same_bytes_is_free_and_drawing_again_is_a_second_charge",
+    ),
+    Mutant(
+        "sample used twice: a second pass is charged like the first",
+        "storage/spans.py",
+        "paid = sums.add(paid, span[2])",
+        "paid = span[2]",
+        f"{CHARGED}test_parts_of_one_check_in_cost_each_sample_only_what_used_it",
+    ),
+    Mutant(
+        "sample used twice: equal charges count once",
+        LEDGER,
+        "return Total.of([loss]).scaled(times)",
+        "return Total.of([loss])",
+        f"{CHARGED}test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of_five",
+    ),
+    Mutant(
+        "serials handed out twice",
+        LEDGER,
+        '"update serial set next = ?", (first + n,)',
+        '"update serial set next = ?", (first,)',
+        f"{CHARGED}test_serials_are_per_device_and_never_handed_out_twice",
+    ),
+    Mutant(
+        "overlapping rows of a check-in not added",
+        "protocol.py",
+        "row.loss for row in table.values() if row.covers.start <= edge < row.covers.stop",
+        "row.loss for row in table.values() if row.covers.start == edge",
+        f"{KILLERS}test_a_sample_pays_for_everything_that_used_it",
+    ),
+    # --- T epsilon summed as epsilon; the accountant's neighbours; conversions ---
+    Mutant(
+        "T epsilon summed as epsilon",
+        LOSSES,
+        "self.pure + other.pure,",
+        "max(self.pure, other.pure),",
+        f"{VECTORS}test_H2_five_passes_cost_five_times_epsilon",
+    ),
+    Mutant(
+        "T rho summed as rho",
+        LOSSES,
+        "self.zcdp + other.zcdp,",
+        "max(self.zcdp, other.zcdp),",
+        f"{CHARGED}test_five_zcdp_uses_of_one_span_cost_five_rho_and_no_more_than_the_filter_allows",
+    ),
+    Mutant(
+        "epsilon^2 for epsilon^2 / 2",
+        LOSSES,
+        "squares=epsilon * epsilon / 2",
+        "squares=epsilon * epsilon",
+        f"{VECTORS}test_row_a_hundred_releases_of_a_tenth",
+    ),
+    Mutant(
+        "epsilon^2 / 4 for epsilon^2 / 2",
+        LOSSES,
+        "squares=epsilon * epsilon / 2",
+        "squares=epsilon * epsilon / 4",
+        f"{VECTORS}test_row_a_hundred_releases_of_a_tenth",
+    ),
+    Mutant(
+        "group privacy b for b^2",
+        LOSSES,
+        "return ZCDP(k * k * rho)",
+        "return ZCDP(k * rho)",
+        f"{VECTORS}test_R10_one_check_in_of_20_samples_at_0_9_costs_the_device_27_8",
+    ),
+    Mutant(
+        "the device pays for one sample",
+        LOSSES,
+        "return Pure(k * epsilon)",
+        "return Pure(epsilon)",
+        f"{VECTORS}test_H8_a_device_of_60_samples_pays_60_times_epsilon",
+    ),
+    Mutant(
+        "a filter that looks before the release and not after",
+        LOSSES,
+        "after = total + cost",
+        "after = total + Total()",
+        f"{COMPOSED}test_a_filter_allows_pure_losses_up_to_their_exact_sum",
+    ),
+    Mutant(
+        "a filter that refuses the last release it could allow",
+        LOSSES,
+        "after.pure <= self.epsilon",
+        "after.pure < self.epsilon",
+        f"{COMPOSED}test_a_filter_allows_pure_losses_up_to_their_exact_sum",
+    ),
+    Mutant(
+        "add/remove accountant on replace-one: Renyi",
+        ACCOUNTING,
+        "multiplier = multiplier / 2.0",
+        "multiplier = multiplier / 1.0",
+        f"{ACCOUNTED}test_replace_one_doubles_the_sensitivity_whichever_accountant_is_asked",
+    ),
+    Mutant(
+        "add/remove accountant on replace-one: loss distributions",
+        ACCOUNTING,
+        "relation = library.NeighboringRelation[neighbours.name]",
+        "relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE",
+        f"{ACCOUNTED}test_replace_one_doubles_the_sensitivity_whichever_accountant_is_asked",
+    ),
+    Mutant(
+        "classical gaussian at epsilon 10: not refused",
+        CALIBRATION,
+        "if epsilon >= 1.0 and not as_published:",
+        "if epsilon >= 100.0 and not as_published:",
+        f"{CALIBRATED}test_the_classical_formula_is_refused_where_it_is_not_proved",
+    ),
+    Mutant(
+        "classical gaussian at epsilon 10: in the place of the analytic one",
+        CALIBRATION,
+        "return _first(lambda sigma: sigma > 0.0 and gdp_delta(epsilon, 1.0 / sigma) <= delta, 1.0)",
+        "return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon",
+        f"{VECTORS}test_row_analytic_sigma[setting3-0.541087]",
+    ),
+    Mutant(
+        "shuffled batches accounted as Poisson",
+        ACCOUNTING,
+        "if sampler is Sampler.POISSON and 0.0 < rate <= 1.0:",
+        "if sampler is not Sampler.EVERYTHING and 0.0 < rate <= 1.0:",
+        f"{ACCOUNTED}test_shuffled_and_consecutive_batches_are_never_accounted_as_poisson",
+    ),
+    # --- the label-triggered check-in ---
+    Mutant(
+        "label-triggered check-in: no check-out while the label stays",
+        "protocols/sgd.py",
+        "return Step(event.batch, (CheckOut(),))",
+        "labels = event.batch._value.y\n    return Step(event.batch, (CheckOut(),) if labels[0] != labels[-1] else ())",
+        f"{KILLERS}test_what_a_device_does_has_the_same_shape_on_all_neighbours",
+    ),
+    Mutant(
+        "label-triggered check-in: a handler looks into the batch",
+        "protocols/sgd.py",
+        "return Step(event.batch, (CheckOut(),))",
+        "labels = event.batch._value.y\n    return Step(event.batch, (CheckOut(),) if labels[0] != labels[-1] else ())",
+        "tests/test_source.py::test_only_the_door_looks_into_a_private_value[protocols/sgd.py]",
+    ),
+    Mutant(
+        "a private value decides a branch",
+        "privacy/private.py",
+        'raise LeakError("A Private value decides no branch: what a device does must not depend on its samples.")',
+        "return bool(self._value)",
+        "tests/privacy/test_private.py::test_a_private_value_decides_no_branch",
+    ),
+    # --- the door and the seal ---
+    Mutant(
+        "the door does not record",
+        "privacy/door.py",
+        "self.passages.append(Passage(row, mechanism, private.part))",
+        "Passage(row, mechanism, private.part)",
+        "tests/privacy/test_door.py::test_what_passes_the_door_is_a_release_and_a_passage",
+    ),
+    Mutant(
+        "the door lets out rows that were not priced",
+        "privacy/door.py",
+        "if not private.part.within(mechanism.covers):",
+        "if private.part.size > mechanism.covers.size:",
+        "tests/privacy/test_door.py::test_rows_that_the_table_does_not_cover_are_refused[part3]",
+    ),
+    Mutant(
+        "the door lets a row out twice and prices it once",
+        "privacy/door.py",
+        "if any(passage.row == row for passage in self.passages):",
+        "if len(self.passages) > len(self.table):",
+        "tests/privacy/test_door.py::test_a_row_is_let_out_once_a_step_since_it_is_priced_once",
+    ),
+    Mutant(
+        "the door lets out what is not one row a sample",
+        "privacy/door.py",
+        "if rows != (private.part.size,):",
+        "if rows == ():",
+        "tests/privacy/test_door.py::test_a_value_that_has_not_one_row_a_sample_is_refused",
+    ),
+    Mutant(
+        "the seal does not check the stamp",
+        "messages.py",
+        "value._stamp is not door.stamp",
+        "value._stamp is None",
+        f"{KILLERS}test_a_release_of_another_step_is_not_sealed",
+    ),
+    Mutant(
+        "the seal lets a Private through",
+        "messages.py",
+        "    if isinstance(value, Private):\n",
+        "    if type(value) is type(None):\n",
+        f"{KILLERS}test_a_private_value_is_not_sealed",
+    ),
+    Mutant(
+        "a message may have a field of a plain type",
+        "messages.py",
+        "if _is_public(hint) or _is_release(hint):",
+        "if _is_public(hint) or _is_release(hint) or hint is int:",
+        f"{KILLERS}test_a_message_with_a_field_of_a_plain_type_cannot_be_declared",
+    ),
+    Mutant(
+        "a release made by hand",
+        "privacy/private.py",
+        "if not isinstance(stamp, Stamp):",
+        "if stamp is Ellipsis:",
+        "tests/privacy/test_private.py::test_a_release_made_by_hand_is_refused",
+    ),
+    Mutant(
+        "a mapped value may be split",
+        "privacy/private.py",
+        "        if not self._rows:\n",
+        "        if self._rows is None:\n",
+        "tests/privacy/test_private.py::test_a_value_that_was_mapped_cannot_be_split_since_its_rows_may_have_mixed",
+    ),
+    # --- the ledger ---
+    Mutant(
+        "charge after send",
+        LEDGER,
+        "            for charge in charges:\n                write(_INSERT_CHARGE, _row(charge))\n            for seq, body",
+        "            for seq, body",
+        f"{CHARGED}test_a_charge_comes_back_as_it_was_written",
+    ),
+    Mutant(
+        "nothing asked of the budget",
+        LEDGER,
+        "            self._check(task, charges, budgets)\n            write =",
+        "            write =",
+        f"{CHARGED}test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of_five",
+    ),
+    Mutant(
+        "the sample cap forgets what was given",
+        LEDGER,
+        "if new > max(0, samples_left):",
+        "if new > budget.samples:",
+        f"{CHARGED}test_a_hundred_fresh_check_ins_leave_the_dearest_sample_raise_the_device_and_stop_at_the_sample_cap",
+    ),
+    Mutant(
+        "the sample cap refuses the last batch",
+        LEDGER,
+        "if new > max(0, samples_left):",
+        "if new >= max(0, samples_left):",
+        f"{CHARGED}test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of_five",
+    ),
+    Mutant(
+        "charges of a step checked one by one",
+        LEDGER,
+        "after = front([*before, *map(_priced, charges)])",
+        "after = front([*before, *map(_priced, charges[:1])])",
+        f"{CHARGED}test_two_charges_of_one_step_are_checked_together",
+    ),
+    Mutant(
+        "a charge may be edited",
+        "storage/device/0003_charge.sql",
+        "create trigger charge_is_never_edited before update on charge\n"
+        "begin select raise(abort, 'a charge is never edited'); end;",
+        "",
+        f"{CHARGED}test_what_was_written_is_never_edited_deleted_or_replaced",
+    ),
+    Mutant(
+        "not written through to the disk",
+        LEDGER,
+        '"synchronous = full"',
+        '"synchronous = off"',
+        "tests/storage/test_ledger_crash.py::test_a_ledger_is_written_through_to_the_disk",
+    ),
+)
