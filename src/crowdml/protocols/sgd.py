@@ -11,7 +11,7 @@ Where we differ, and why:
 - The counts take the noise they need: the error count has sensitivity 1, and all label counts together 2 (H5). The
   paper's exponents epsilon/2 come with `as_published`, where each label is also charged on its own.
 - A held-out share (Remark 2) is the first rows of the batch, chosen before any sample is seen; a sample then pays for
-  the gradient and labels or for the error count, not for both.
+  the gradient or for the error count, not for both; every sample pays for the labels.
 """
 
 from __future__ import annotations
@@ -115,6 +115,11 @@ def plan(task: Task) -> Plan:
         if "gradient" not in task.privacy.epsilon:
             raise TaskError("privacy.epsilon.gradient is missing: what a sample pays for the gradient in one check-in.")
     table, grid = _table(task, settings, model)
+    if task.stop.error is not None and "errors" not in table:
+        raise TaskError(
+            f"stop.error = {float(task.stop.error):g}: nobody counts errors in this task. Give the count a price in "
+            "privacy.epsilon.errors, or stop by stop.steps."
+        )
     return Plan(settings, model, table, grid, float(l2))
 
 
