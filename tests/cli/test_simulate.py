@@ -162,3 +162,14 @@ def test_a_ledger_that_is_not_there_or_damaged_is_one_sentence(tmp_path: Path):
     assert "no ledger" in refused("ledger", "--folder", str(tmp_path))
     (tmp_path / "ledger.sqlite").write_bytes(b"SQLite format 3\x00" + b"x" * 5000)
     assert "cannot be trusted" in refused("ledger", "--folder", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_quick_figure_is_written_whole_with_its_claims(tmp_path: Path):
+    answer = crowdml("reproduce", "hamm2015/fig4", "--quick", "--trials", "1", "--out", str(tmp_path), "--json", "-")
+    assert answer.code == 0
+    assert answer.json["id"] == "hamm2015/fig4"
+    assert json.loads((tmp_path / "hamm2015" / "fig4.json").read_text()) == answer.json
+    assert (tmp_path / "hamm2015" / "fig4.png").read_bytes()[:4] == b"\x89PNG"
+    assert "holds" in answer.err
+    assert sorted(entry.name for entry in (tmp_path / "hamm2015").iterdir()) == ["fig4.json", "fig4.png"]

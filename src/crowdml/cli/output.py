@@ -105,8 +105,8 @@ class Report:
             self.line(f"Plot: {self.plot_path}")
 
 
-def make_table(*columns: str, title: str | None = None, numbers: bool = True) -> Table:
-    """A plain table that reads well on dark and on light: no colours but the terminal's own."""
+def make_table(*columns: str, title: str | None = None, numbers: bool = True, wrap: bool = False) -> Table:
+    """A plain table that reads well on dark and on light: no colours but the terminal's own. `wrap`: its first column."""
     from rich import box
     from rich.table import Table
 
@@ -114,7 +114,9 @@ def make_table(*columns: str, title: str | None = None, numbers: bool = True) ->
         title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", header_style="bold"
     )
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if numbers and place else "left", overflow="fold", no_wrap=not place)
+        table.add_column(
+            name, justify="right" if numbers and place else "left", overflow="fold", no_wrap=not place and not wrap
+        )
     return table
 
 

@@ -64,7 +64,7 @@ def reproduce(
 def _show(report: Report, figure: Figure, quick: bool) -> None:
     size = " (a quick run: small, not the paper's size)" if quick else ""
     report.print(f"[bold]{figure.id}[/bold]  {figure.title}{size}")
-    table = make_table("series", figure.y_label, "sample ε", "claimed")
+    table = make_table("series", "ends at", "sample ε", "claimed", title=figure.y_label, wrap=True)
     for series in figure.series:
         label = series.privacy
         honest = "-" if label.epsilon is None else f"{label.epsilon:.4g}"
@@ -72,7 +72,7 @@ def _show(report: Report, figure: Figure, quick: bool) -> None:
         name = f"{series.name}{', as published' if label.as_published else ''}"
         table.add_row(name, f"{series.last:.4g}", honest, claimed)
     report.print(table)
-    claims = make_table("claim", "paper", "ours", "holds")
+    claims = make_table("claim", "paper", "ours", "holds", wrap=True)
     for claim in figure.claims:
         paper = "" if claim.paper is None else f"{claim.paper:.4g}"
         claims.add_row(claim.text, paper, f"{claim.ours:.4g}", "yes" if claim.holds else "NO")

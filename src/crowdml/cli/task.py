@@ -79,12 +79,14 @@ def check(file_or_name: str, json_path: str | None) -> None:
     report.print(f"[bold]{found.name}[/bold]  {found.title}")
     if found.as_published:
         report.print("[bold]As published[/bold]: a paper's own formulas, for the simulator only.")
-    leaves = make_table("leaves", "mechanism", "sensitivity", "noise", "sample pays", title="What a check-in lets out")
+    leaves = make_table(
+        "leaves", "mechanism", "sensitivity", "noise", "sample pays", title="What a check-in lets out", numbers=False
+    )
     for row in result["rows"]:
         leaves.add_row(row["row"], row["mechanism"], row["sensitivity"], row["noise"], row["loss"])
     report.print(leaves)
     for row in result["rows"]:
-        report.print(f"  {row['row']}: {row['promise']} (seen by {row['observer']})")
+        report.print(f" {row['row']}: {row['promise']}; for {row['observer']} to see")
     costs = make_table(
         "after", "a sample's ε", "the device's ε", title=f"What it costs, at δ = {found.privacy.delta:g}"
     )
