@@ -1,0 +1,109 @@
+"""Keys: Ed25519, from `cryptography`. A device is known by the hash of its public key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from crowdml.errors import DataError
+
+__all__ = ["ID", "PUBLIC_SIZE", "SIGNATURE_SIZE", "Key", "device_id", "verify"]
+
+PUBLIC_SIZE = 32
+SIGNATURE_SIZE = 64
+ID = re.compile(r"[0-9a-f]{32}")
+"""A device's address."""
+
+
+def device_id(public: bytes) -> str:
+    """The first 32 hex digits of SHA-256 of the 32 raw bytes of the public key."""
+    if len(public) != PUBLIC_SIZE:
+        raise ValueError(f"A public key has {PUBLIC_SIZE} bytes; this has {len(public)}.")
+    return hashlib.sha256(public).hexdigest()[:32]
+
+
+def verify(public: bytes, signature: bytes, data: bytes) -> bool:
+    """Whether `signature` over `data` was made with the private half of `public`. No input raises."""
+    if len(public) != PUBLIC_SIZE or len(signature) != SIGNATURE_SIZE:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+class Key:
+    """A private key. Its repr shows its id alone, and it is neither pickled nor printed."""
+
+    __slots__ = ("_private", "id", "public")
+
+    public: bytes
+    id: str
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.id = device_id(self.public)
+
+    @staticmethod
+    def generate() -> Key:
+        """A new key, from the operating system's entropy."""
+        return Key(Ed25519PrivateKey.generate())
+
+    @staticmethod
+    def from_secret(secret: bytes) -> Key:
+        """The key of these 32 secret bytes: for keys kept elsewhere, and for test vectors."""
+        return Key(Ed25519PrivateKey.from_private_bytes(secret))
+
+    @staticmethod
+    def load(path: Path | str) -> Key:
+        """The key in a PEM file (PKCS #8, not encrypted)."""
+        try:
+            private = load_pem_private_key(Path(path).read_bytes(), password=None)
+        except FileNotFoundError as error:
+            raise DataError(f"There is no key at {path}. Join again to make one; it is a new device then.") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"The key {path} cannot be read: {error}. Restore it from its backup.") from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise DataError(f"The key {path} is not an Ed25519 key. Restore it from its backup.")
+        return Key(private)
+
+    def save(self, path: Path | str) -> None:
+        """Write the key to a new file that its owner alone may read (mode 0600). A key is never overwritten."""
+        pem = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise DataError(
+                f"There is a key at {path} already, and a key is never overwritten. Move it away."
+            ) from error
+        except OSError as error:
+            raise DataError(f"The key {path} cannot be written: {error}. See to the folder's permissions.") from error
+        with os.fdopen(handle, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sign(self, data: bytes) -> bytes:
+        """64 bytes. The same key and data always give the same signature."""
+        return self._private.sign(data)
+
+    def __repr__(self) -> str:
+        return f"Key({self.id})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A private key is not pickled. Save it to a file that its owner alone may read.")

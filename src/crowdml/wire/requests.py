@@ -1,0 +1,210 @@
+"""Requests: the signed Authorization header, and enrolment. The clock is an argument.
+
+    Authorization: Crowdml <device id> <unix seconds> <base64url signature>
+
+over b"crowdml/request/1\\n", method, path with query, seconds and the SHA-256 of the body in hex, each on its line. It
+holds for 300 seconds to either side. Within them a request can be repeated by whoever saw it: the routes that take it
+are reads, or change nothing the second time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from crowdml.wire.keys import ID, PUBLIC_SIZE, SIGNATURE_SIZE, Key, device_id, verify
+from crowdml.wire.packing import Reader, pack
+from crowdml.wire.problems import Problem
+
+__all__ = [
+    "LARGEST_ENROLMENT",
+    "SKEW",
+    "Authorization",
+    "Enrolled",
+    "Enrolment",
+    "authorize",
+    "enrol",
+    "open_enrolled",
+    "open_enrolment",
+    "parse_authorization",
+]
+
+SKEW = 300
+"""Seconds that a device's clock may differ from the server's."""
+SCHEME = "Crowdml"
+REQUEST_PREFIX = b"crowdml/request/1\n"
+ENROL_PREFIX = b"crowdml/enrol/1"
+LONGEST_CODE = 128
+MOST_TASKS = 64
+LARGEST_ENROLMENT = 256 + LONGEST_CODE + MOST_TASKS * 66
+CODE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+TASK = re.compile(r"[0-9a-f]{64}")
+_SECONDS = re.compile(r"0|[1-9][0-9]{0,14}")
+_BASE64 = re.compile(r"[A-Za-z0-9_-]{86}")
+
+
+# --- the Authorization header ---
+
+
+@dataclass(frozen=True)
+class Authorization:
+    """A parsed header: who says to have signed the request, when, and the signature."""
+
+    device: str
+    seconds: int
+    signature: bytes
+
+    def check(self, public: bytes, method: str, target: str, body: bytes = b"", *, now: float) -> None:
+        """Refuse, unless the device whose key is `public` signed this request within `SKEW` seconds of `now`.
+
+        `target` is the path with its query, exactly as it stands in the request line.
+        """
+        if abs(now - self.seconds) > SKEW:
+            raise Problem(
+                "clock",
+                f"The request was signed {now - self.seconds:+.0f} seconds ago by the server's clock; "
+                f"{SKEW} are allowed to either side.",
+                now=int(now),
+            )
+        signed = _request(method, target, self.seconds, body)
+        if len(public) != PUBLIC_SIZE or device_id(public) != self.device or not verify(public, self.signature, signed):
+            raise Problem("signature", f"The signature of {method} is not by the key of device {self.device}.")
+
+
+def authorize(key: Key, method: str, target: str, body: bytes = b"", *, now: float) -> str:
+    """The value of the Authorization header for this request."""
+    seconds = int(now)
+    return f"{SCHEME} {key.id} {seconds} {_base64(key.sign(_request(method, target, seconds, body)))}"
+
+
+def parse_authorization(header: str | None) -> Authorization:
+    """What the header says; whether it is true, `Authorization.check` says."""
+    if not header:
+        raise Problem("authorization", "The request has no Authorization header, and this path needs one.")
+    parts = header.split(" ") if len(header) <= 256 else []
+    if len(parts) != 4 or parts[0] != SCHEME:
+        _refuse_header("it must read 'Crowdml <device id> <unix seconds> <base64url signature>'")
+    _, device, seconds, signature = parts
+    if not ID.fullmatch(device):
+        _refuse_header("the device id must be 32 hex digits in lower case")
+    if not _SECONDS.fullmatch(seconds):
+        _refuse_header("the time must be whole seconds since 1970")
+    return Authorization(device, int(seconds), _signature(signature, "authorization"))
+
+
+def _refuse_header(why: str) -> NoReturn:
+    raise Problem("authorization", f"The Authorization header is refused: {why}.")
+
+
+def _request(method: str, target: str, seconds: int, body: bytes) -> bytes:
+    lines = f"{method.upper()}\n{target}\n{seconds}\n{hashlib.sha256(body).hexdigest()}"
+    return REQUEST_PREFIX + lines.encode("utf-8", errors="surrogateescape")
+
+
+# --- enrolment ---
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a new device sends: an invitation code, its public key, the tasks to join (none: all it is invited to)."""
+
+    code: str
+    key: bytes
+    tasks: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        return device_id(self.key)
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """The server's answer: the device's id, the server's own key, and the hashes of the tasks it joined."""
+
+    device: str
+    server_key: bytes
+    tasks: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        return pack({"device": self.device, "server_key": self.server_key, "tasks": sorted(self.tasks)})
+
+
+def enrol(key: Key, code: str, tasks: tuple[str, ...] = ()) -> tuple[bytes, str]:
+    """The body of POST /v1/devices, and its Crowdml-Signature header."""
+    plain: dict[str, object] = {"code": code, "key": key.public}
+    if tasks:
+        plain["tasks"] = sorted(tasks)
+    body = pack(plain)
+    return body, _base64(key.sign(_enrolment(body)))
+
+
+def open_enrolment(body: bytes, signature: str | None) -> Enrolment:
+    """A well-formed enrolment that is signed by the key which it names; anything else is refused."""
+    reader = Reader(body, "The enrolment", limit=LARGEST_ENROLMENT)
+    keys = reader.any_map(3)
+    reader.key("code")
+    code = reader.text("code", LONGEST_CODE)
+    if not CODE.fullmatch(code):
+        reader.fail("code must be letters, digits, '-' and '_'")
+    reader.key("key")
+    public = reader.binary("key", PUBLIC_SIZE, exactly=PUBLIC_SIZE)
+    tasks: tuple[str, ...] = ()
+    if keys == 3:
+        reader.key("tasks")
+        tasks = _read_tasks(reader)
+    elif keys != 2:
+        reader.fail("expected the keys code, key and perhaps tasks")
+    reader.end()
+    if not signature:
+        raise Problem("signature", "The enrolment has no Crowdml-Signature header.")
+    if not verify(public, _signature(signature, "signature"), _enrolment(body)):
+        raise Problem("signature", "The enrolment is not signed by the key that it names.")
+    return Enrolment(code, public, tasks)
+
+
+def open_enrolled(body: bytes) -> Enrolled:
+    """The server's answer, if its structure is right."""
+    reader = Reader(body, "The answer to the enrolment", limit=LARGEST_ENROLMENT)
+    reader.map(3)
+    reader.key("device")
+    device = reader.text("device", 32)
+    if not ID.fullmatch(device):
+        reader.fail("device must be a device id: 32 hex digits in lower case")
+    reader.key("server_key")
+    server_key = reader.binary("server_key", PUBLIC_SIZE, exactly=PUBLIC_SIZE)
+    reader.key("tasks")
+    tasks = _read_tasks(reader)
+    reader.end()
+    return Enrolled(device, server_key, tasks)
+
+
+def _read_tasks(reader: Reader) -> tuple[str, ...]:
+    tasks = tuple(reader.text("a task", 64) for _ in range(reader.array("tasks", MOST_TASKS)))
+    if not all(TASK.fullmatch(task) for task in tasks):
+        reader.fail("a task is the 64 hex digits of its hash, in lower case")
+    if list(tasks) != sorted(set(tasks)):
+        reader.fail("tasks must be sorted, each once")
+    return tasks
+
+
+def _enrolment(body: bytes) -> bytes:
+    return ENROL_PREFIX + hashlib.sha256(body).digest()
+
+
+def _base64(data: bytes) -> str:
+    """URL-safe, without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _signature(text: str, slug: str) -> bytes:
+    try:
+        data = base64.urlsafe_b64decode(text + "==") if _BASE64.fullmatch(text) else b""
+    except (binascii.Error, ValueError):
+        data = b""
+    if len(data) != SIGNATURE_SIZE or _base64(data) != text:
+        raise Problem(slug, "A signature is 64 bytes as base64url without padding: 86 characters.")
+    return data

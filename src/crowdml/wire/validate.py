@@ -1,0 +1,129 @@
+"""Validation: a message's fields against what the task says they are. Nothing in the bytes decides a type or a size.
+
+`decode_message` reads the body with the expected dtype, shape and length in hand and refuses any other before an array
+is made; then every number must lie within its range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from crowdml.messages import KINDS, decode
+from crowdml.privacy.private import Release
+from crowdml.protocol import Field
+from crowdml.wire.envelopes import LARGEST_BODY
+from crowdml.wire.packing import Reader
+from crowdml.wire.problems import Problem
+
+__all__ = ["Expected", "Field", "decode_message", "validate"]
+
+Expected = Mapping[str, Mapping[str, Field]]
+"""For each kind that may arrive, each field that must be there. A field of the message that is not listed is nil."""
+
+
+def validate(message: Any, expected: Expected) -> None:
+    """Refuse a message with a field of another dtype, shape or range than expected."""
+    kind = str(message.kind)
+    fields = _fields(kind, expected)
+    for entry in dataclasses.fields(message):
+        value = getattr(message, entry.name)
+        _check(kind, entry.name, value.value if isinstance(value, Release) else value, fields.get(entry.name))
+
+
+def decode_message(kind: str, body: bytes, expected: Expected) -> Any:
+    """The message behind the bytes, exactly as expected; what was released is a Release, stamped as received."""
+    fields = _fields(kind, expected)
+    releases = _releases(kind)
+    reader = Reader(body, f"The body of {kind}", limit=LARGEST_BODY)
+    reader.map(len(releases))
+    for name, released in releases.items():
+        reader.key(name)
+        field = fields.get(name)
+        if field is None:
+            if not reader.nil():
+                raise _wrong(kind, name, "is not part of this task and must be nil")
+        elif field.shape or released:
+            _read_array(reader, kind, name, field)
+        else:
+            if np.dtype(field.dtype).kind not in "iu":
+                raise TypeError(
+                    f"{kind} field {name!r}: a single public number on the wire is whole, not {field.dtype}."
+                )
+            reader.integer(name, -(2**63), 2**64 - 1)
+    reader.end()
+    message = decode(kind, body)
+    validate(message, expected)
+    return message
+
+
+def _fields(kind: str, expected: Expected) -> Mapping[str, Field]:
+    if kind not in expected or kind not in KINDS:
+        raise Problem("wrong-kind", f"{kind!r} is not heard here; this task hears {', '.join(sorted(expected))}.")
+    return expected[kind]
+
+
+@lru_cache(maxsize=256)
+def _releases(kind: str) -> dict[str, bool]:
+    """The fields of a message in the order of the wire, and whether each is a Release."""
+    hints = get_type_hints(KINDS[kind], include_extras=True)
+    return {
+        name: any(get_origin(hint) is Release for hint in (hints[name], *get_args(hints[name])))
+        for name in sorted(hints)
+    }
+
+
+@lru_cache(maxsize=1024)
+def _dtype(name: str) -> np.dtype[Any]:
+    """Little-endian, as everything on the wire."""
+    return np.dtype(name).newbyteorder("<")
+
+
+def _read_array(reader: Reader, kind: str, name: str, field: Field) -> None:
+    """[dtype, shape, bytes], each exactly as expected."""
+    dtype = _dtype(field.dtype)
+    if reader.array(name, 3) != 3:
+        raise _wrong(kind, name, "must be [dtype, shape, bytes]")
+    said = reader.text(f"the dtype of {name}", 8)
+    if said != dtype.str:
+        raise _wrong(kind, name, f"must have dtype {dtype.str!r}, and has {said!r}")
+    shape = tuple(
+        reader.integer(f"the shape of {name}", 0, 2**32) for _ in range(reader.array(f"the shape of {name}", 8))
+    )
+    if shape != tuple(field.shape):
+        raise _wrong(kind, name, f"must have shape {list(field.shape)}, and has {list(shape)}")
+    size = dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
+    reader.binary(name, size, exactly=size)
+
+
+def _check(kind: str, name: str, value: Any, field: Field | None) -> None:
+    if field is None:
+        if value is not None:
+            raise _wrong(kind, name, "is not part of this task and must be nil")
+        return
+    dtype = _dtype(field.dtype)
+    if isinstance(value, int) and not isinstance(value, bool) and not field.shape and dtype.kind in "iu":
+        low = high = value
+    elif isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype != dtype or value.shape != tuple(field.shape):
+            raise _wrong(
+                kind,
+                name,
+                f"must be {dtype.str} of shape {list(field.shape)}, "
+                f"and is {value.dtype.str} of shape {list(value.shape)}",
+            )
+        if not value.size:
+            return
+        low, high = value.min().item(), value.max().item()  # NaN if any entry is
+    else:
+        raise _wrong(kind, name, f"must be {dtype.str} of shape {list(field.shape)}, and is {type(value).__name__}")
+    if not (field.low <= low and high <= field.high):
+        raise _wrong(kind, name, f"must lie between {field.low} and {field.high}, and goes from {low} to {high}")
+
+
+def _wrong(kind: str, name: str, why: str) -> Problem:
+    return Problem("wrong-message", f"{kind}: {name} {why}.", field=name)
