@@ -18,9 +18,10 @@ from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
 from crowdml.errors import GuaranteeError, LeakError
 from crowdml.messages import Public, message, seal
+from crowdml.models import make_model
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import Grid
-from crowdml.privacy.losses import Total
+from crowdml.privacy.losses import ZCDP, Pure, Total
 from crowdml.privacy.mechanisms import CountLaplace, GridGaussian, GridLaplace, RandomisedResponse
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows
@@ -168,6 +169,16 @@ def test_an_entry_that_is_not_finite_counts_as_zero(bad):
     assert GRID.sum(rows, norm="l2", clip=CLIP).tolist() == [512, 256, 0]
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["softmax", "logistic", "svm", "linear"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_no_published_weights_make_a_gradient_that_is_no_number(kind, bad):
+    model = make_model(kind, 3, {"softmax": 3, "linear": None}.get(kind, 2))
+    weights = np.full(model.shape, bad)
+    batch = Samples(np.array([[0.5, -0.5, 0.0], [1.0, 0.0, 0.0]]), np.array([1, 0]))
+    assert np.isfinite(model.gradients(weights, batch)).all()
+
+
 # Counts and answers
 
 
@@ -288,6 +299,15 @@ def test_what_a_device_does_has_the_same_shape_on_all_neighbours():
     assert len(shapes) == 1
 
 
+# Composition
+
+
+def test_releases_one_after_the_other_add_up():
+    five = Total.of([Pure(Fraction(1, 10)), ZCDP(Fraction(1, 7))] * 5)
+    assert (five.pure, five.squares, five.zcdp) == (Fraction(1, 2), Fraction(1, 40), Fraction(5, 7))
+    assert Total.of([Pure(Fraction(1, 10)), ZCDP(Fraction(1, 7))]).scaled(5) == five
+
+
 # What travels
 
 
@@ -359,3 +379,9 @@ def test_seeded_noise_has_the_scale_that_it_was_asked_for():
     n = 25_485
     drawn = SeededSource(stream(5, 6, 7)).discrete_laplace(Fraction(200), np.zeros(n, np.int32))
     assert abs(abs(drawn.astype(float)).mean() / 200 - 1) * math.sqrt(n) < 4.9
+
+
+def test_seeded_noise_is_zero_as_often_as_its_law_says():
+    n, zero = 25_485, math.tanh(0.5)  # discrete Laplace of scale 1: (1 - e^-1) / (1 + e^-1)
+    drawn = SeededSource(stream(5, 6, 7)).discrete_laplace(Fraction(1), np.zeros(n, np.int32))
+    assert abs((drawn == 0).mean() - zero) < 4.9 * math.sqrt(zero * (1 - zero) / n)
