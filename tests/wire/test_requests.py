@@ -1,0 +1,147 @@
+"""The Authorization header and enrolment."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crowdml.wire.keys import Key
+from crowdml.wire.problems import Problem
+from crowdml.wire.requests import (
+    Enrolled,
+    Enrolment,
+    authorize,
+    enrol,
+    open_enrolled,
+    open_enrolment,
+    parse_authorization,
+)
+
+KEY, OTHER = Key.from_secret(bytes(range(32))), Key.from_secret(bytes(32))
+NOW, PATH = 1_800_000_000, f"/v1/devices/{KEY.id}/statement?full=1"
+HEADER = authorize(KEY, "GET", PATH, now=NOW)
+TASK = "ab" * 32
+
+
+def slug(act) -> str:
+    with pytest.raises(Problem) as caught:
+        act()
+    assert 400 <= caught.value.status < 500
+    return caught.value.slug
+
+
+def test_a_signed_request_is_admitted():
+    parse_authorization(HEADER).check(KEY.public, "GET", PATH, now=NOW)
+    header = authorize(KEY, "POST", PATH, b"body", now=NOW + 0.9)
+    parse_authorization(header).check(KEY.public, "POST", PATH, b"body", now=NOW)
+
+
+@pytest.mark.parametrize("now", [NOW - 300, NOW + 300])
+def test_a_clock_may_be_five_minutes_off(now):
+    parse_authorization(HEADER).check(KEY.public, "GET", PATH, now=now)
+
+
+@pytest.mark.parametrize("now", [NOW - 301, NOW + 301, 0, 1e12])
+def test_a_clock_that_is_further_off_is_refused_and_told_the_time(now):
+    with pytest.raises(Problem) as caught:
+        parse_authorization(HEADER).check(KEY.public, "GET", PATH, now=now)
+    assert (caught.value.slug, caught.value.extra) == ("clock", {"now": int(now)})
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [("POST", PATH, b""), ("GET", PATH + "0", b""), ("GET", PATH, b"x"), ("GET", PATH.split("?")[0], b"")],
+)
+def test_a_header_holds_for_its_own_request_alone(method, target, body):
+    header = parse_authorization(HEADER)
+    assert slug(lambda: header.check(KEY.public, method, target, body, now=NOW)) == "signature"
+
+
+def test_a_header_holds_for_its_own_device_alone():
+    assert slug(lambda: parse_authorization(HEADER).check(OTHER.public, "GET", PATH, now=NOW)) == "signature"
+    stolen = HEADER.replace(KEY.id, OTHER.id)
+    assert slug(lambda: parse_authorization(stolen).check(OTHER.public, "GET", PATH, now=NOW)) == "signature"
+    assert slug(lambda: parse_authorization(stolen).check(KEY.public, "GET", PATH, now=NOW)) == "signature"
+
+
+def test_the_time_in_a_header_is_signed():
+    later = HEADER.replace(str(NOW), str(NOW + 1))
+    assert slug(lambda: parse_authorization(later).check(KEY.public, "GET", PATH, now=NOW)) == "signature"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Crowdml", "Bearer x", HEADER.lower(), HEADER + " ", HEADER + "=", HEADER[:-1],
+     HEADER.replace(" ", "  ", 1),
+     HEADER.replace(str(NOW), "-5"), HEADER.replace(str(NOW), "1e9"), HEADER.replace(str(NOW), "٣"), "Crowdml " * 1000,
+     HEADER.replace(str(NOW), "0" + str(NOW)), HEADER.replace(KEY.id, KEY.id.upper())],
+)  # fmt: skip
+def test_a_header_that_is_not_ours_is_refused(header):
+    assert slug(lambda: parse_authorization(header)) == "authorization"
+
+
+@given(st.text(max_size=200))
+def test_no_text_in_the_header_raises_anything_but_a_problem(header):
+    assert slug(lambda: parse_authorization(header)) == "authorization"
+
+
+@given(st.text(max_size=120), st.text(max_size=120), st.text(max_size=120))
+def test_no_parts_of_a_header_raise_anything_but_a_problem(device, seconds, signature):
+    assert slug(lambda: parse_authorization(f"Crowdml {device} {seconds} {signature}")) == "authorization"
+
+
+@given(st.integers(0, len(HEADER) - 1), st.characters(min_codepoint=32, max_codepoint=126))
+def test_a_mutated_header_never_verifies(at, letter):
+    mutated = HEADER[:at] + letter + HEADER[at + 1 :]
+    if mutated != HEADER:
+        with pytest.raises(Problem):
+            parse_authorization(mutated).check(KEY.public, "GET", PATH, now=NOW)
+
+
+# --- enrolment ---
+
+
+@pytest.mark.parametrize("tasks", [(), (TASK,), (TASK, "0" * 64)])
+def test_an_enrolment_is_opened_as_it_was_made(tasks):
+    body, signature = enrol(KEY, "C0DE-for_one", tasks)
+    assert open_enrolment(body, signature) == Enrolment("C0DE-for_one", KEY.public, tuple(sorted(tasks)))
+    assert open_enrolment(body, signature).device == KEY.id
+
+
+def test_nobody_enrols_with_a_key_that_is_not_theirs():
+    body, _ = enrol(KEY, "code")
+    other_body, signature = enrol(OTHER, "code")
+    assert slug(lambda: open_enrolment(body, signature)) == "signature"
+    assert slug(lambda: open_enrolment(body, None)) == "signature"
+    assert slug(lambda: open_enrolment(body, "x" * 86)) == "signature"
+    assert slug(lambda: open_enrolment(other_body[:-1], signature)) == "malformed"
+
+
+GOOD = {"code": "code", "key": KEY.public}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [{}, [], {"key": KEY.public, "code": "code"}, {**GOOD, "tasks": [1]}, {**GOOD, "tasks": ["short"]},
+     {**GOOD, "more": 1},
+     {**GOOD, "code": ""}, {**GOOD, "code": "two words"}, {**GOOD, "code": "x" * 200}, {**GOOD, "key": b"short"},
+     {**GOOD, "key": KEY.public.hex()}, {**GOOD, "tasks": [TASK, TASK]}, {**GOOD, "tasks": [TASK, "0" * 64]},
+     {**GOOD, "tasks": [TASK.upper()]}, {**GOOD, "tasks": {}}, {"code": "code"}, {"code": 5, "key": KEY.public}],
+)  # fmt: skip
+def test_an_enrolment_has_one_form(plain):
+    assert slug(lambda: open_enrolment(msgpack.packb(plain) or b"", "x" * 86)) == "malformed"
+
+
+@given(st.binary(max_size=200), st.none() | st.text(max_size=100))
+def test_no_bytes_enrol_anybody(body, signature):
+    assert slug(lambda: open_enrolment(body, signature)) in ("malformed", "signature")
+
+
+def test_the_answer_to_an_enrolment_travels_unchanged():
+    answer = Enrolled(KEY.id, OTHER.public, ("0" * 64, TASK))
+    assert open_enrolled(answer.encode()) == answer
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_an_answer_but_those_of_one(body):
+    assert slug(lambda: open_enrolled(body)) == "malformed"
