@@ -21,6 +21,9 @@ from crowdml.errors import TaskError
 
 C = TypeVar("C")
 
+LARGEST = 1e30
+"""Numbers of a task lie between 1 / LARGEST and LARGEST in size, or are zero: a float32 holds them all."""
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -56,8 +59,8 @@ class Labels:
     def __post_init__(self) -> None:
         choose("labels.kind", self.kind, ("class", "number"))
         positive("labels.bound", self.bound)
-        if self.kind == "class" and len(set(self.classes)) < 2:
-            raise TaskError(f"labels.classes = {list(self.classes)}: name at least two different classes.")
+        if self.kind == "class" and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
+            raise TaskError(f"labels.classes = {list(self.classes)}: name at least two different classes, each once.")
         if self.kind == "number" and self.classes:
             raise TaskError('labels.classes and labels.kind = "number" exclude each other: keep one of them.')
 
@@ -140,8 +143,8 @@ class Task:
 
     @cached_property
     def canonical(self) -> bytes:
-        """The published task: sorted JSON, numbers as exact fractions."""
-        return json.dumps(_plain(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        """The published task: JSON with sorted keys and without blanks; numbers are exact decimals."""
+        return _json(self).encode()
 
     @cached_property
     def hash(self) -> bytes:
@@ -161,7 +164,10 @@ class Task:
     def with_(self, **sections: Any) -> Task:
         """A new task with some sections changed; a mapping changes only the keys it names."""
         changes: dict[str, Any] = {}
+        names = [entry.name for entry in dataclasses.fields(self)]
         for name, value in sections.items():
+            if name not in names:
+                raise TaskError(f"there is no section {name!r} to change. A task has {', '.join(names)}.")
             old = getattr(self, name)
             changes[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
         return dataclasses.replace(self, **changes)
@@ -170,13 +176,48 @@ class Task:
 def parse(text: str, where: str = "the task") -> Task:
     """A task from TOML. `where` names the file in errors."""
     try:
-        values = tomllib.loads(text, parse_float=Fraction)
-    except (tomllib.TOMLDecodeError, ValueError) as error:
+        values = tomllib.loads(text, parse_float=_number)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise TaskError(f"{where} is not a task file: {error}. See docs/task.md for one that works.") from error
     try:
+        _check_values(values, "")
         return read_section(Task, values, "")
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
+
+
+def _number(text: str) -> Fraction:
+    """A number of a task file, exact. Its size is looked at first: to write 1e999999999 out would take for ever."""
+    size = abs(float(text))
+    if size and not 1 / LARGEST <= size <= LARGEST or (size == 0 and text.strip("+-0._eE")):
+        raise ValueError(f"the number {text} is not between {1 / LARGEST:g} and {LARGEST:g} in size")
+    return Fraction(text)
+
+
+def _check_values(values: Any, where: str) -> None:
+    """Refuse what no key of a task can be: whole numbers beyond any use, dates and times."""
+    if isinstance(values, Mapping):
+        for key, inner in values.items():
+            _check_values(inner, f"{where}.{key}" if where else key)
+    elif isinstance(values, list):
+        for inner in values:
+            _check_values(inner, where)
+    elif isinstance(values, int) and abs(values) > LARGEST:
+        raise TaskError(f"{where} is a number of {len(str(values))} digits: at most {LARGEST:g} in size.")
+    elif not isinstance(values, (str, bool, int, Fraction)):
+        raise TaskError(f"{where} = {values}: no key of a task is a date or a time.")
+
+
+def from_canonical(data: bytes) -> Task:
+    """The task behind its published bytes. They have one form: bytes that would hash otherwise are refused."""
+    try:
+        values = json.loads(data, parse_float=Fraction)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"These {len(data)} bytes are not a published task: {error}.") from error
+    task = read_section(Task, values, "")
+    if task.canonical != data:
+        raise TaskError("These bytes are not the one form of the task that they describe, so their hash is not the task's.")
+    return task
 
 
 def load(path: Path | str) -> Task:
@@ -210,6 +251,8 @@ def read_section(cls: type[C], values: Any, where: str) -> C:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
+    if value is None and type(None) in arguments:
+        return None
     if origin is Union or str(origin) == "<class 'types.UnionType'>":
         return _convert(next(kind for kind in arguments if kind is not type(None)), value, where)
     if dataclasses.is_dataclass(hint):
@@ -240,16 +283,28 @@ def _keys(cls: type) -> str:
     return ", ".join(entry.name for entry in dataclasses.fields(cls))
 
 
-def _plain(value: Any) -> Any:
+def _json(value: Any) -> str:
+    """One encoding for one task: sorted keys, no blanks, a fraction as the decimal that it is."""
     if isinstance(value, Fraction):
-        return str(value)
+        return _decimal(value)
     if dataclasses.is_dataclass(value):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+        return _json({entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return "{" + ",".join(f"{_json(str(key))}:{_json(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+        return "[" + ",".join(map(_json, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _decimal(value: Fraction) -> str:
+    """A fraction whose denominator divides a power of ten, with a decimal point: that is how it is told from a count."""
+    places = 1
+    while (value * 10**places).denominator != 1:
+        places += 1
+        if places > 400:
+            raise TaskError(f"{value} has no finite decimal form, so it cannot stand in a task. Round it.")
+    digits = f"{abs(value.numerator) * 10**places // value.denominator:0{places + 1}d}"
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 def show(value: Any) -> str:
