@@ -95,7 +95,11 @@ def test_every_shipped_task_is_one_that_runs(path):
         ("dimension = 8", "dim = 8", ["features.dim = 8", "no such key", "Known here: dimension, norm, kind"]),
         ("dimension = 8", "", ["features.dimension is missing"]),
         ('kind = "vector"', 'kind = "vecotr"', ["features.kind = 'vecotr'", "vector, accelerometer-spectrum"]),
-        ('norm = { kind = "l2", bound = 1.0 }', 'norm = "l2"', ["features.norm = 'l2'", "expected a table", "kind, bound"]),
+        (
+            'norm = { kind = "l2", bound = 1.0 }',
+            'norm = "l2"',
+            ["features.norm = 'l2'", "expected a table", "kind, bound"],
+        ),
         ('norm = { kind = "l2", bound', 'norm = { kind = "l3", bound', ["features.norm.kind = 'l3'", "l1, l2"]),
         ("bound = 1.0", "bound = -1.0", ["features.norm.bound = -1", "above 0"]),
         ('["still", "on foot", "in vehicle"]', '["still"]', ["labels.classes = ['still']", "at least two different"]),
@@ -118,7 +122,11 @@ def test_every_shipped_task_is_one_that_runs(path):
         ('"1/sqrt(t)"', '"1/t^2"', ["protocol.step.schedule = '1/t^2'", "1/sqrt(t), 1/t, constant"]),
         ("radius = 200.0", "radius = 0", ["protocol.radius = 0", "above 0"]),
         ('update = "sgd"', 'update = "adam"', ["protocol.update = 'adam'", "sgd, adagrad, rmsprop, average"]),
-        ('"discrete-gaussian"', '"gaussian"', ["privacy.mechanism = 'gaussian'", "discrete-gaussian, discrete-laplace, none"]),
+        (
+            '"discrete-gaussian"',
+            '"gaussian"',
+            ["privacy.mechanism = 'gaussian'", "discrete-gaussian, discrete-laplace, none"],
+        ),
         ('"discrete-gaussian"', '"discrete-laplace"', ['needs features.norm.kind = "l1"', '"discrete-gaussian"']),
         ("gradient = 0.9", "gradient = -0.9", ["privacy.epsilon.gradient = -0.9", "above 0"]),
         ("gradient = 0.9, ", "", ["privacy.epsilon.gradient is missing", "one check-in"]),
@@ -127,7 +135,11 @@ def test_every_shipped_task_is_one_that_runs(path):
         ("gradient = 0.9", "gradient = 1e-9", ["privacy.epsilon.gradient", "so small", "Raise it"]),
         ("delta = 1e-6", "delta = 1.5", ["privacy.delta = 1.5", "1e-6"]),
         ("delta = 1e-6", "delta = 0", ["privacy.delta = 0", "discrete-laplace"]),
-        ("epsilon = 1.0, samples", "epsilon = 0.5, samples", ["privacy.budget.epsilon = 0.5", "costs a sample", "Allow at least"]),
+        (
+            "epsilon = 1.0, samples",
+            "epsilon = 0.5, samples",
+            ["privacy.budget.epsilon = 0.5", "costs a sample", "Allow at least"],
+        ),
         ("samples = 2000", "samples = 19", ["privacy.budget.samples = 19", "gives 20 samples", "at least 20"]),
         ("samples = 2000", "samples = 0", ["privacy.budget.samples = 0", "between 1 and"]),
         ('unit = "sample"', 'unit = "person"', ["privacy.unit = 'person'", "sample, device"]),
@@ -140,7 +152,7 @@ def test_every_shipped_task_is_one_that_runs(path):
         ("[stop]", "[masking]\ncohort = 3\n[stop]", ["masking = ", "no such key"]),
         ("[privacy]", "[privacy]\nclip = 3", ["privacy.clip = 3", "no such key", "mechanism, epsilon, delta, budget"]),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(old, new, words):
     assert old in WHOLE
     said = refused(WHOLE.replace(old, new, 1), *words)
@@ -224,11 +236,17 @@ def test_a_number_without_a_finite_decimal_form_is_refused():
 
 
 EDITS = [
-    ("c = 30.0", "c = 30.000001"), ("batch = 20", "batch = 21"), ('"still"', '"Still"'), ("l2 = 0.01", "l2 = 0.02"),
-    ("title    = ", "title = 'x' # "), ("gradient = 0.9", "gradient = 0.89"), ("steps = 20000", "steps = 20001"),
-    ("delta = 1e-6", "delta = 1e-7"), ('name     = "activity"', 'name = "activity2"'),
+    ("c = 30.0", "c = 30.000001"),
+    ("batch = 20", "batch = 21"),
+    ('"still"', '"Still"'),
+    ("l2 = 0.01", "l2 = 0.02"),
+    ("title    = ", "title = 'x' # "),
+    ("gradient = 0.9", "gradient = 0.89"),
+    ("steps = 20000", "steps = 20001"),
+    ("delta = 1e-6", "delta = 1e-7"),
+    ('name     = "activity"', 'name = "activity2"'),
     ('name     = "activity"', 'as_published = true\nname = "activity"'),
-]  # fmt: skip
+]
 
 
 def test_every_edit_makes_another_task():
@@ -259,13 +277,38 @@ def test_a_task_cannot_be_changed():
 LINES = WHOLE.strip().splitlines()
 scraps = st.one_of(
     st.sampled_from(
-        ["0", "-1", "1e308", "1e-308", "5e-324", "inf", "-nan", "true", "''", '"l1"', "[]", "[[1]]", "{}", "{a = 1}", "1979-05-27",
-         "07:32:00", "0xff", "1e5", "99999999999999999999", '"discrete-laplace"', '"none"', '"number"', '"linear"', "0.5", "2"]
+        [
+            "0",
+            "-1",
+            "1e308",
+            "1e-308",
+            "5e-324",
+            "inf",
+            "-nan",
+            "true",
+            "''",
+            '"l1"',
+            "[]",
+            "[[1]]",
+            "{}",
+            "{a = 1}",
+            "1979-05-27",
+            "07:32:00",
+            "0xff",
+            "1e5",
+            "99999999999999999999",
+            '"discrete-laplace"',
+            '"none"',
+            '"number"',
+            '"linear"',
+            "0.5",
+            "2",
+        ]
     ),
     st.integers(-(10**30), 10**30).map(str),
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.text(max_size=8).map(lambda text: '"' + "".join(c for c in text if c.isprintable() and c not in '"\\') + '"'),
-)  # fmt: skip
+)
 
 
 @st.composite

@@ -189,7 +189,7 @@ def parse(text: str, where: str = "the task") -> Task:
 def _number(text: str) -> Fraction:
     """A number of a task file, exact. Its size is looked at first: to write 1e999999999 out would take for ever."""
     size = abs(float(text))
-    if size and not 1 / LARGEST <= size <= LARGEST or (size == 0 and text.strip("+-0._eE")):
+    if (size and not 1 / LARGEST <= size <= LARGEST) or (size == 0 and text.strip("+-0._eE")):
         raise ValueError(f"the number {text} is not between {1 / LARGEST:g} and {LARGEST:g} in size")
     return Fraction(text)
 

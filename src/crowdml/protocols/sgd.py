@@ -103,7 +103,7 @@ def plan(task: Task) -> Plan:
     settings = read_section(Settings, task.protocol, "protocol")
     extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
     kind, l2 = str(extra.pop("kind")), extra.pop("l2", 0.0)
-    if not isinstance(l2, (int, float)) or l2 < 0:
+    if not isinstance(l2, (int, float)) or isinstance(l2, bool) or l2 < 0:
         raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
     if task.labels.kind == "number":
         extra.setdefault("bound", float(task.labels.bound))
