@@ -1,0 +1,53 @@
+"""The server's store on SQLite or PostgreSQL: one schema, a hash-chained journal, migrations at start.
+
+Needs the extra `crowdml[server]`. SQL lives here and nowhere else.
+"""
+
+from crowdml.storage.server.database import StoreError, restore
+from crowdml.storage.server.journal import (
+    Contribution,
+    Entry,
+    Head,
+    JournalRow,
+    Last,
+    Publication,
+    Reduced,
+    Refused,
+    Snapshot,
+)
+from crowdml.storage.server.store import (
+    Counts,
+    Device,
+    Enrolment,
+    EnrolmentRefused,
+    Event,
+    Invitation,
+    Session,
+    State,
+    Store,
+    StoredTask,
+)
+
+__all__ = [
+    "Contribution",
+    "Counts",
+    "Device",
+    "Enrolment",
+    "EnrolmentRefused",
+    "Entry",
+    "Event",
+    "Head",
+    "Invitation",
+    "JournalRow",
+    "Last",
+    "Publication",
+    "Reduced",
+    "Refused",
+    "Session",
+    "Snapshot",
+    "State",
+    "Store",
+    "StoreError",
+    "StoredTask",
+    "restore",
+]

@@ -1,0 +1,391 @@
+"""One database for the server: SQLite in a file, or PostgreSQL. Connections, transactions, migrations, backups, errors.
+
+What a transaction wrote is on disk when it returns, or nothing of it is there. A database that is full, away, damaged
+or newer than this library is a `StoreError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.event import listen
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from crowdml.errors import CrowdmlError
+from crowdml.storage.server.schema import HEAD, metadata
+
+__all__ = ["Database", "StoreError", "restore", "utc"]
+
+NOTHING_WRITTEN = "Nothing was written."
+BUSY_SECONDS = 30
+_MIGRATION_LOCK = 0x63726F77646D6C01
+_SERVING_LOCK = 0x63726F77646D6C02
+
+
+class StoreError(CrowdmlError):
+    """The server's database could not be read, written or trusted. Nothing of the call that raised it was written."""
+
+
+class Database:
+    """`Database("crowdml.db")`, a URL `sqlite:///crowdml.db` or `postgresql://...`; `sqlite://` forgets at the end.
+
+    Opening brings the schema up to date, in one transaction; two processes may do it at once. With `serving` it is also
+    an error that another process serves from the same database. Any thread may call; writers wait for one another.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, serving: bool = False) -> None:
+        self.url = _url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.path = Path(self.url.database) if self.is_sqlite and self.url.database else None
+        self.name = str(self.path or self.url.render_as_string(hide_password=True))
+        self._lock = threading.RLock()
+        self._held: Any = None
+        with self._explained():
+            if self.path is not None:
+                self._make_file(self.path)
+            self.engine = _engine(self.url, in_memory=self.is_sqlite and self.path is None)
+        try:
+            if serving:
+                self._hold()
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.engine.dispose()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Transactions
+
+    @contextlib.contextmanager
+    def reading(self) -> Generator[Connection]:
+        """A connection that sees one moment of the database."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._explained())
+            if self.is_sqlite and self.path is None:  # one connection for all
+                stack.enter_context(self._lock)
+            yield stack.enter_context(self.engine.connect())
+
+    @contextlib.contextmanager
+    def writing(self) -> Generator[Connection]:
+        """A transaction of the one writer: durable when it ends, or nothing of it is there."""
+        with self._explained(), self._lock, self.engine.connect() as connection:
+            connection.execution_options(crowdml_begin="begin immediate")
+            try:
+                with connection.begin():
+                    yield connection
+            except BaseException:
+                if not self.is_sqlite and getattr(connection.connection.driver_connection, "closed", False):
+                    connection.invalidate()
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        """Say in one sentence what the database or the disk said in a word."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._explain(error.orig or error) from error
+        except SQLAlchemyError as error:
+            raise self._explain(error) from error
+        except OSError as error:
+            raise self._unwritten(error.strerror or str(error)) from error
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) or type(error).__module__.startswith("psycopg"):
+                raise self._explain(error) from error
+            raise
+
+    def _explain(self, error: BaseException) -> StoreError:
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+                return self._unwritten(said)
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return StoreError(
+                    f"the database {self.name} is in use by another process ({said}). {NOTHING_WRITTEN} "
+                    "Stop the other one, or try again."
+                )
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
+                return self.corrupt(said)
+        sqlstate = getattr(error, "sqlstate", None) or ""
+        if sqlstate.startswith("53"):  # insufficient resources: disk, memory, connections
+            return self._unwritten(said)
+        if sqlstate.startswith("XX"):
+            return self.corrupt(said)
+        if not self.is_sqlite and (type(error).__name__ in ("OperationalError", "InterfaceError", "AdminShutdown")):
+            return StoreError(
+                f"the database {self.name} is away: {said}. A batch that was being committed is there whole or not at "
+                "all, and to append it again is safe. See to the database, and try again."
+            )
+        return StoreError(f"the database {self.name} refused: {said}. {NOTHING_WRITTEN} Report this as a bug.")
+
+    def _unwritten(self, reason: str) -> StoreError:
+        room = ""
+        with contextlib.suppress(OSError):
+            free = self.free_space()
+            room = "" if free is None else f" There are {free:,} bytes free on its disk."
+        return StoreError(
+            f"the database {self.name} could not be written: {reason}.{room} {NOTHING_WRITTEN} "
+            "Free some space, or see to the folder's permissions, and try again."
+        )
+
+    def corrupt(self, flaw: str) -> StoreError:
+        return StoreError(
+            f"the database {self.name} cannot be trusted: {flaw}. {NOTHING_WRITTEN} Restore it from its backup."
+        )
+
+    # The file, the schema and the one who serves
+
+    def _make_file(self, path: Path) -> None:
+        """A new file is readable by its owner alone; SQLite gives its log the same mode."""
+        if not path.exists() and (log := path.with_name(f"{path.name}-wal")).exists():
+            raise StoreError(
+                f"the database {path} is not there, though {log} is: entries may be lost. {NOTHING_WRITTEN} "
+                "Put the database back beside its log, or restore the backup to another place."
+            )
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+    def _migrate(self) -> None:
+        with self.reading() as connection:
+            revision = self._revision(connection)
+        if revision == HEAD:
+            return
+        from alembic import command  # a third of a second, and only where there is something to do
+        from alembic.config import Config
+
+        with self.writing() as connection:
+            if not self.is_sqlite:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            revision = self._revision(connection)  # another process may have been here
+            if revision == HEAD:
+                return
+            config = Config()
+            config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def _revision(self, connection: Connection) -> str | None:
+        """The schema's migration; None where there is no schema yet. Refuses what is not ours to touch."""
+        tables = set(sa.inspect(connection).get_table_names())
+        if "alembic_version" not in tables:
+            ours = tables & set(metadata.tables)
+            if ours:
+                raise self.corrupt(f"it has a table {min(ours)!r} and no record of any migration")
+            return None
+        rows = connection.exec_driver_sql("select version_num from alembic_version").fetchall()
+        revision = rows[0][0] if rows else None
+        if revision is not None and revision > HEAD:
+            raise StoreError(
+                f"the database {self.name} is at migration {revision}, and this version knows {HEAD}. "
+                f"{NOTHING_WRITTEN} Run the version of crowdml that wrote it, or a later one."
+            )
+        if revision is not None and set(metadata.tables) - tables and revision == HEAD:
+            raise self.corrupt(f"the table {min(set(metadata.tables) - tables)!r} is gone")
+        return revision
+
+    def _hold(self) -> None:
+        busy = StoreError(
+            f"another server runs on the database {self.name}. {NOTHING_WRITTEN} "
+            "Stop it, or give this one a data folder of its own."
+        )
+        if self.path is not None:
+            import fcntl
+
+            with self._explained():
+                self._held = self.path.with_name(f"{self.path.name}.serving").open("w")
+            try:
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+            except OSError as error:
+                raise busy from error
+        elif not self.is_sqlite:
+            with self._explained():
+                self._held = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                if not self._held.execute(sa.select(sa.func.pg_try_advisory_lock(_SERVING_LOCK))).scalar():
+                    self._held.detach()
+                    raise busy
+
+    # Room, checks and copies
+
+    def free_space(self) -> int | None:
+        """Bytes free on the database's disk; None where it is not ours to see (PostgreSQL)."""
+        return None if self.path is None else shutil.disk_usage(self.path.resolve().parent).free
+
+    def size(self) -> int:
+        """Bytes that the database takes, with its log."""
+        if self.path is not None:
+            files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+            return sum(file.stat().st_size for file in files if file.exists())
+        query = (
+            "select page_count * page_size from pragma_page_count(), pragma_page_size()"
+            if self.is_sqlite
+            else "select pg_database_size(current_database())"
+        )
+        with self.reading() as connection:
+            return int(connection.exec_driver_sql(query).scalar_one())
+
+    def check_pages(self) -> None:
+        """Read every page of a SQLite file and raise where one is damaged. Seconds a gigabyte."""
+        if self.is_sqlite:
+            with self.reading() as connection:
+                flaw = connection.exec_driver_sql("pragma integrity_check(1)").scalar()
+                orphans = connection.exec_driver_sql("pragma foreign_key_check").fetchall()
+            if flaw != "ok" or orphans:
+                raise self.corrupt(str(flaw if flaw != "ok" else f"{len(orphans)} rows refer to nothing"))
+
+    def backup(self, path: str | os.PathLike[str]) -> int:
+        """Copy one moment of a SQLite database to a new file while others read and write; its size in bytes.
+
+        The copy is checked and on disk before it gets its name. PostgreSQL has its own tool: `pg_dump -Fc`.
+        """
+        if self.path is None:
+            tool = "a database in memory has no copy" if self.is_sqlite else "use `pg_dump --format=custom` for it"
+            raise StoreError(f"the database {self.name} is no SQLite file: {tool}. {NOTHING_WRITTEN}")
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.partial")
+        if target.exists():
+            raise StoreError(f"{target} is already there. {NOTHING_WRITTEN} Choose another name for the backup.")
+        try:
+            with self._explained():
+                partial.unlink(missing_ok=True)
+                os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                with (
+                    contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as source,
+                    contextlib.closing(sqlite3.connect(partial)) as copy,
+                ):
+                    source.backup(copy)  # in one step: a copy made in several begins anew with every commit
+                    copy.execute("pragma journal_mode = delete")
+                    flaw = copy.execute("pragma quick_check(1)").fetchone()[0]
+                if flaw != "ok":
+                    raise self.corrupt(str(flaw))
+                _keep(partial)
+                os.replace(partial, target)
+                _keep(target.resolve().parent)
+                return target.stat().st_size
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Put a backup of a SQLite database in place, where none is. `Store(path).check()` then reads its journals too."""
+    source, target = Path(backup), Path(path)
+    for file in (target, target.with_name(f"{target.name}-wal")):
+        if file.exists():
+            raise StoreError(f"{file} is there. {NOTHING_WRITTEN} Move it away before you restore a backup over it.")
+    if not source.is_file():
+        raise StoreError(f"there is no backup {source}. {NOTHING_WRITTEN} Name the file that `crowdml backup` wrote.")
+    with Database(source) as database:
+        database.check_pages()
+        database.backup(target)
+
+
+def utc(time: str) -> str:
+    """The time as it is stored: UTC, microseconds, so that text sorts as time does."""
+    try:
+        parsed = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise _no_time(time) from error
+    if parsed.tzinfo is None:
+        raise _no_time(time)
+    return parsed.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def _no_time(time: str) -> StoreError:
+    return StoreError(
+        f"{time!r} is no UTC time in ISO 8601. {NOTHING_WRITTEN} Pass one like '2025-01-31T12:00:00+00:00'."
+    )
+
+
+def _keep(path: Path) -> None:
+    """Ask the disk for what was written to this file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _url(url: str | os.PathLike[str]) -> URL:
+    text = os.fspath(url)
+    try:
+        parsed = make_url(text) if "://" in text else URL.create("sqlite", database=text)
+    except ArgumentError as error:
+        raise _no_url(text) from error
+    match parsed.get_backend_name():
+        case "sqlite":
+            database = None if parsed.database in (None, "", ":memory:") else parsed.database
+            return URL.create("sqlite+pysqlite", database=database)
+        case "postgresql" | "postgres":
+            return parsed.set(drivername="postgresql+psycopg")
+        case _:
+            raise _no_url(parsed.render_as_string(hide_password=True))
+
+
+def _no_url(text: str) -> StoreError:
+    return StoreError(
+        f"{text!r} names no database that this server knows. {NOTHING_WRITTEN} "
+        "Give a file, sqlite:///FILE or postgresql://USER@HOST/NAME."
+    )
+
+
+def _engine(url: URL, *, in_memory: bool) -> Engine:
+    try:
+        if url.get_backend_name() == "sqlite":
+            options = {"timeout": BUSY_SECONDS, "check_same_thread": False, "isolation_level": None}
+            pool: dict[str, Any] = {"poolclass": StaticPool} if in_memory else {}
+            engine = sa.create_engine(url, connect_args=options, **pool)
+            listen(engine, "connect", _prepare_sqlite)
+            listen(engine, "begin", _begin_sqlite)
+            return engine
+        engine = sa.create_engine(url, pool_size=4, max_overflow=8)
+    except (ImportError, NoSuchModuleError) as error:
+        raise StoreError(f"{error}. Install `crowdml[server]`, which has the driver for PostgreSQL.") from error
+    listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, record: object) -> None:
+    for pragma in (
+        "journal_mode = wal",
+        "synchronous = full",
+        "foreign_keys = on",
+        "trusted_schema = off",
+        "cache_size = -32768",  # 32 MiB
+        "wal_autocheckpoint = 4000",  # 16 MiB of log
+        "journal_size_limit = 67108864",
+    ):
+        connection.execute(f"pragma {pragma}").fetchall()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("crowdml_begin", "begin"))
+
+
+def _prepare_postgresql(connection: Any, record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("set synchronous_commit = on")
+        cursor.execute("set time zone 'UTC'")
+    connection.commit()

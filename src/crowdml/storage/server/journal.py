@@ -1,0 +1,530 @@
+"""The journal: every acknowledged check-in, once, in order, hash-chained; its snapshots, and what was published.
+
+An entry is (device, seq, hash, chain, statement); its body, the signed envelope, lies beside it until `reduce`.
+`append` writes a batch in one transaction: what it answered is on disk. `tail` gives the bodies back in order, so that
+the server's state is a fold over them from the last snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from crowdml.storage.server.database import NOTHING_WRITTEN, Database, StoreError, utc
+from crowdml.storage.server.schema import body, device, journal, publication, snapshot, task
+from crowdml.wire.envelopes import Signed, open_signed
+from crowdml.wire.packing import pack
+from crowdml.wire.receipts import chain_next, chain_start
+
+__all__ = [
+    "Contribution",
+    "Entry",
+    "Head",
+    "Journal",
+    "JournalRow",
+    "Last",
+    "Publication",
+    "Reduced",
+    "Refused",
+    "Snapshot",
+    "kept_versions",
+]
+
+PAGE = 500
+LARGEST = 2**63 - 1
+_AT, _SNAPSHOT_AT = journal.c.index.label("at"), snapshot.c.index.label("at")  # a row has an `index` of its own
+KEEP_VERSIONS = 64
+
+
+@dataclass(frozen=True)
+class JournalRow:
+    """A check-in to append. `hash` is the SHA-256 of `signed`, the signed envelope; `statement` its packed totals."""
+
+    device: str
+    seq: int
+    hash: bytes
+    signed: bytes
+    statement: bytes
+    received_at: str
+
+    @staticmethod
+    def of(signed: Signed, received_at: str) -> JournalRow:
+        envelope = signed.envelope
+        statement = pack(signed.statement.plain())
+        return JournalRow(envelope.sender, envelope.seq, signed.hash, signed.data, statement, received_at)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A check-in that is in the journal, as its receipt says it. `is_new` is False where it was there before."""
+
+    device: str
+    seq: int
+    index: int
+    hash: bytes
+    chain: bytes
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A check-in that changed nothing.
+
+    `other-bytes`: this seq is in the journal with another hash. `gap`: the next seq of this device is `expected`.
+    `unknown`, `revoked`, `withdrawn`: the device is not, or no longer, enrolled.
+    """
+
+    device: str
+    seq: int
+    reason: Literal["other-bytes", "gap", "unknown", "revoked", "withdrawn"]
+    expected: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """How long a task's journal is, and its chain there."""
+
+    index: int
+    chain: bytes
+
+
+@dataclass(frozen=True)
+class Last:
+    """A device's last entry in a task."""
+
+    seq: int
+    hash: bytes
+    index: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The server's state after the first `index` entries; `published` is whatever the runner offered then."""
+
+    index: int
+    chain: bytes
+    state: bytes
+    published: bytes
+
+
+@dataclass(frozen=True)
+class Publication:
+    version: int
+    kind: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What `reduce` did: bodies up to `index` are gone, `bodies` of them by this call."""
+
+    index: int
+    bodies: int
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One body of a transcript. `sender` counts the devices in the order in which they appear: no identity, no time."""
+
+    index: int
+    sender: int
+    kind: str
+    body: bytes
+
+
+class Journal(Database):
+    """The journals of all tasks. A task is named by its hash; one that is not here is a `StoreError`."""
+
+    # Append
+
+    def append(self, task: bytes, rows: Sequence[JournalRow]) -> list[Entry | Refused]:
+        """Append check-ins in order, in ONE transaction; answers row by row, durable when it returns.
+
+        A new one gets the next index and the next link of the chain. The same seq and hash again is answered with the
+        first entry: to append a batch again, because nobody knows how the last try ended, is safe.
+        """
+        times = {time: utc(time) for time in {row.received_at for row in rows}}
+        for row in rows:
+            _check(row)
+        with self.writing() as connection:
+            return self._append(connection.connection.cursor(), task, rows, times)
+
+    def _append(
+        self, cursor: Any, task: bytes, rows: Sequence[JournalRow], times: Mapping[str, str]
+    ) -> list[Entry | Refused]:
+        sql = self._sql
+        number = cursor.execute(sql["task"], (task,)).fetchone()
+        if number is None:
+            raise _no_task(task)
+        number = number[0]
+        head = cursor.execute(sql["head"], (number,)).fetchone()
+        index, chain = head or (0, chain_start(task))
+        known = self._known(cursor, number, {row.device for row in rows})
+        answers: list[Entry | Refused] = []
+        fresh: dict[tuple[str, int], Entry] = {}
+        moved: dict[str, tuple[int, int, bytes]] = {}
+        entries: list[tuple[Any, ...]] = []
+        bodies: list[tuple[Any, ...]] = []
+        for row in rows:
+            found = known.get(row.device)
+            if found is None or found[1] or found[2]:
+                reason = "unknown" if found is None else "withdrawn" if found[2] else "revoked"
+                answers.append(Refused(row.device, row.seq, reason, 0))
+                continue
+            writer, _, _, last = found
+            if row.device in moved:
+                last = moved[row.device][0]
+            if row.seq > last + 1:
+                answers.append(Refused(row.device, row.seq, "gap", last + 1))
+            elif row.seq == last + 1:
+                index, chain = index + 1, chain_next(chain, task, row.device, row.seq, row.hash)
+                entry = Entry(row.device, row.seq, index, row.hash, chain, True)
+                fresh[row.device, row.seq] = entry
+                moved[row.device] = row.seq, index, row.hash
+                entries.append((number, index, writer, row.seq, row.hash, chain, row.statement, times[row.received_at]))
+                bodies.append((number, index, row.signed))
+                answers.append(entry)
+            else:
+                first = fresh.get((row.device, row.seq))
+                if first is None:
+                    found = cursor.execute(sql["entry"], (number, writer, row.seq)).fetchone()
+                    first = Entry(row.device, row.seq, found[0], bytes(found[1]), bytes(found[2]), False)
+                if first.hash != row.hash:
+                    answers.append(Refused(row.device, row.seq, "other-bytes", last + 1))
+                else:
+                    answers.append(Entry(first.device, first.seq, first.index, first.hash, first.chain, False))
+        if entries:
+            cursor.executemany(sql["insert"], entries)
+            cursor.executemany(sql["body"], bodies)
+            moves = [(known[name][0], *move) for name, move in sorted(moved.items())]
+            cursor.executemany(sql["latest"], [(number, *move) for move in moves])
+            cursor.executemany(sql["pointer"], [(number, at, writer) for writer, _, at, _ in moves])
+        return answers
+
+    def _known(self, cursor: Any, number: int, names: set[str]) -> dict[str, tuple[int, bool, bool, int]]:
+        """For each enrolled device: its number, whether it was revoked or withdrew, and its last seq in the task."""
+        if self.is_sqlite:
+            found = [cursor.execute(self._sql["device"], (number, name)).fetchone() for name in names]
+        else:
+            found = cursor.execute(self._sql["device"], (number, list(names))).fetchall()
+        return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0) for row in found if row}
+
+    @property
+    def _sql(self) -> Mapping[str, str]:
+        return _SQLITE if self.is_sqlite else _POSTGRESQL
+
+    # Read
+
+    def head(self, task: bytes) -> Head:
+        """Where the task's journal stands; index 0 before the first entry."""
+        with self.reading() as connection:
+            number = task_number(connection, task)
+            return self._head(connection, task, number)
+
+    def _head(self, connection: Connection, task: bytes, number: int) -> Head:
+        query = sa.select(_AT, journal.c.chain).where(journal.c.task == number)
+        row = connection.execute(query.order_by(journal.c.index.desc()).limit(1)).first()
+        return Head(0, chain_start(task)) if row is None else Head(row.at, row.chain)
+
+    def last_seq(self, task: bytes) -> dict[str, Last]:
+        """Each device's last entry in this task."""
+        with self.reading() as connection:
+            cursor = connection.connection.cursor()
+            cursor.execute(self._sql["last"], (task_number(connection, task),))
+            return {name: Last(seq, hash_, index) for name, seq, hash_, index in cursor.fetchall()}
+
+    def entry(self, task: bytes, device_id: str, seq: int) -> Entry | None:
+        """The entry behind a receipt; None where there is none."""
+        query = (
+            sa.select(_AT, journal.c.hash, journal.c.chain)
+            .join(device, device.c.number == journal.c.device)
+            .where(device.c.id == device_id, journal.c.seq == seq)
+        )
+        with self.reading() as connection:
+            row = connection.execute(query.where(journal.c.task == task_number(connection, task))).first()
+        return None if row is None else Entry(device_id, seq, row.at, row.hash, row.chain, False)
+
+    def tail(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The index and the body of every entry after this one, oldest first. A body that was reduced is an error.
+
+        Reads a page at a time, so that a long replay neither holds memory nor stops the log from being cut.
+        """
+        for row in self._pages(task, after_index, _AT, body.c.signed):
+            if row.signed is None:
+                raise StoreError(
+                    f"entry {row.at} of task {_short(task)} was reduced: its body is gone. {NOTHING_WRITTEN} "
+                    "Replay from a snapshot at or after it."
+                )
+            yield row.at, row.signed
+
+    def _pages(self, task: bytes, after: int, *columns: sa.ColumnElement[Any]) -> Iterator[Any]:
+        beside = (body.c.task == journal.c.task) & (body.c.index == journal.c.index)
+        query = (
+            sa.select(*columns)
+            .select_from(journal.join(device, device.c.number == journal.c.device).join(body, beside, isouter=True))
+            .order_by(journal.c.index)
+            .limit(PAGE)
+        )
+        while True:
+            with self.reading() as connection:
+                number = task_number(connection, task)
+                page = connection.execute(query.where(journal.c.task == number, journal.c.index > after)).all()
+            yield from page
+            if len(page) < PAGE:
+                return
+            after = page[-1].at
+
+    def statement(self, device_id: str) -> bytes | None:
+        """The signed envelope of the device's last check-in over all tasks, with its running totals; None of none."""
+        query = (
+            sa.select(body.c.signed)
+            .join(device, (device.c.last_task == body.c.task) & (device.c.last_index == body.c.index))
+            .where(device.c.id == device_id)
+        )
+        with self.reading() as connection:
+            return connection.execute(query).scalar()
+
+    # The chain
+
+    def verify_chain(self, task: bytes, after: Head | None = None) -> Head:
+        """Compute the chain anew over the journal, and raise where it differs from what is stored; the head.
+
+        Every body that is kept must have the hash of its entry, no index may be missing, and each snapshot and each
+        device's last entry must agree with the journal. `after` begins at a head that was verified before.
+        """
+        at = after or Head(0, chain_start(task))
+        columns = _AT, journal.c.seq, journal.c.hash, journal.c.chain, device.c.id, body.c.signed
+        index, chain = at.index, at.chain
+        lasts: dict[str, Last] = {}
+        for row in self._pages(task, index, *columns):
+            index, chain = index + 1, chain_next(chain, task, row.id, row.seq, row.hash)
+            if row.at != index:
+                raise self._broken(task, index, "is missing")
+            if row.chain != chain:
+                raise self._broken(task, index, "does not continue the chain")
+            if row.signed is not None and hashlib.sha256(row.signed).digest() != row.hash:
+                raise self._broken(task, index, "has a body of another hash")
+            if after is None:
+                if row.seq != (lasts[row.id].seq + 1 if row.id in lasts else 1):
+                    raise self._broken(task, index, f"has seq {row.seq} out of order")
+                lasts[row.id] = Last(row.seq, row.hash, row.at)
+        for found in self._snapshot_heads(task):
+            if at.index < found.index and self._chain_at(task, found.index) != found.chain:
+                raise self._broken(task, found.index, "has a snapshot of another chain")
+        if after is None:
+            now = self.last_seq(task)
+            if any(last.index <= index and lasts.get(name) != last for name, last in now.items()):
+                raise self.corrupt(f"the last entries of task {_short(task)}'s devices are not those of its journal")
+        return Head(index, chain)
+
+    def _broken(self, task: bytes, index: int, flaw: str) -> StoreError:
+        return self.corrupt(f"entry {index} of task {_short(task)}'s journal {flaw}")
+
+    def _chain_at(self, task: bytes, index: int) -> bytes | None:
+        if index == 0:
+            return chain_start(task)
+        with self.reading() as connection:
+            number = task_number(connection, task)
+            query = sa.select(journal.c.chain).where(journal.c.task == number, journal.c.index == index)
+            return connection.execute(query).scalar()
+
+    # Snapshots
+
+    def snapshot(self, task: bytes, index: int, chain: bytes, state: bytes, published: bytes = b"") -> None:
+        """Keep the state after the first `index` entries. Its chain must be the journal's own there."""
+        if (found := self._chain_at(task, index)) != chain:
+            where = "has no such entry" if found is None else "has another chain there"
+            raise StoreError(
+                f"a snapshot of task {_short(task)} at entry {index}: the journal {where}. {NOTHING_WRITTEN} "
+                "Fold the journal anew from the last snapshot."
+            )
+        digest = hashlib.sha256(state).digest()
+        with self.writing() as connection:
+            number = task_number(connection, task)
+            here = (snapshot.c.task == number) & (snapshot.c.index == index)
+            kept = connection.execute(sa.select(snapshot.c.state_hash).where(here)).scalar()
+            if kept is not None and kept != digest:
+                raise self._broken(task, index, "has a snapshot of another state: the fold did not repeat itself")
+            if kept is None:
+                connection.execute(
+                    snapshot.insert().values(
+                        task=number, index=index, chain=chain, state=state, state_hash=digest, published=published
+                    )
+                )
+
+    def last_snapshot(self, task: bytes, upto: int = LARGEST) -> Snapshot | None:
+        """The newest snapshot at or before `upto`, its state and chain checked; None of none."""
+        return self._snapshot(task, snapshot.c.index.desc(), upto)
+
+    def oldest_snapshot(self, task: bytes) -> Snapshot | None:
+        """The oldest snapshot kept: every body after it is there too."""
+        return self._snapshot(task, snapshot.c.index, LARGEST)
+
+    def _snapshot(self, task: bytes, order: Any, upto: int) -> Snapshot | None:
+        with self.reading() as connection:
+            number = task_number(connection, task)
+            query = sa.select(_SNAPSHOT_AT, snapshot).where(snapshot.c.task == number, snapshot.c.index <= upto)
+            row = connection.execute(query.order_by(order).limit(1)).first()
+        if row is None:
+            return None
+        if hashlib.sha256(row.state).digest() != row.state_hash:
+            raise self._broken(task, row.at, "has a snapshot whose state is not what was written")
+        if self._chain_at(task, row.at) != row.chain:
+            raise self._broken(task, row.at, "has a snapshot of another chain")
+        return Snapshot(row.at, row.chain, row.state, row.published)
+
+    def _snapshot_heads(self, task: bytes) -> list[Head]:
+        query = sa.select(_SNAPSHOT_AT, snapshot.c.chain).order_by(snapshot.c.index)
+        with self.reading() as connection:
+            rows = connection.execute(query.where(snapshot.c.task == task_number(connection, task))).all()
+        return [Head(row.at, row.chain) for row in rows]
+
+    def reduce(self, task: bytes, upto_index: int) -> Reduced:
+        """Erase the bodies behind a verified snapshot: those up to the newest snapshot at or before `upto_index`.
+
+        What stays of each is its entry (device, seq, hash, chain, statement). The body of a device's very last
+        check-in also stays: it is the signed statement that a device without its ledger asks for. Snapshots before
+        that one go too; without a snapshot nothing does. Verified: its state has its hash, and the chain from the last
+        verified snapshot to it was computed anew.
+        """
+        heads = [head for head in self._snapshot_heads(task) if head.index <= upto_index]
+        if not heads:
+            return Reduced(0, 0)
+        keep = self.last_snapshot(task, upto_index)
+        assert keep is not None
+        self.verify_chain(task, heads[0] if len(heads) > 1 else None)
+        with self.writing() as connection:
+            number = task_number(connection, task)
+            pointed = sa.exists().where(device.c.last_task == body.c.task, device.c.last_index == body.c.index)
+            gone = connection.execute(
+                body.delete().where(body.c.task == number, body.c.index <= keep.index, ~pointed)
+            ).rowcount
+            connection.execute(snapshot.delete().where(snapshot.c.task == number, snapshot.c.index < keep.index))
+        return Reduced(keep.index, gone)
+
+    def export_transcript(
+        self, task: bytes, read: Callable[[bytes], Signed] = open_signed
+    ) -> tuple[Snapshot | None, Iterator[Contribution]]:
+        """The oldest snapshot kept (None: the journal's beginning) and every body since: what rebuilds the weights.
+
+        Without identities or times: no signature, no statement, no device; senders are numbered as they appear.
+        """
+        start = self.oldest_snapshot(task)
+        return start, self._contributions(task, 0 if start is None else start.index, read)
+
+    def _contributions(self, task: bytes, after: int, read: Callable[[bytes], Signed]) -> Iterator[Contribution]:
+        senders: dict[str, int] = {}
+        for index, signed in self.tail(task, after):
+            envelope = read(signed).envelope
+            sender = senders.setdefault(envelope.sender, len(senders) + 1)
+            yield Contribution(index, sender, envelope.kind, envelope.body)
+
+    # Publications
+
+    def publish(self, task: bytes, published: Publication, keep: int = KEEP_VERSIONS) -> None:
+        """Keep a version, and thin the older ones by the rule of `kept_versions`. A version never changes."""
+        with self.writing() as connection:
+            number = task_number(connection, task)
+            mine = publication.c.task == number
+            versions = sorted(connection.execute(sa.select(publication.c.version).where(mine)).scalars())
+            if published.version in versions:
+                here = mine & (publication.c.version == published.version)
+                row = connection.execute(sa.select(publication.c.kind, publication.c.body).where(here)).one()
+                if (row.kind, row.body) != (published.kind, published.body):
+                    raise StoreError(
+                        f"version {published.version} of task {_short(task)} was published with other bytes. "
+                        f"{NOTHING_WRITTEN} Publish what changed under the next version."
+                    )
+                return
+            connection.execute(
+                publication.insert().values(
+                    task=number, version=published.version, kind=published.kind, body=published.body
+                )
+            )
+            newest = max([*versions, published.version])
+            gone = set(versions) - set(kept_versions(versions, newest, keep))
+            if gone:
+                connection.execute(publication.delete().where(mine, publication.c.version.in_(gone)))
+
+    def last_publication(self, task: bytes) -> Publication | None:
+        query = sa.select(publication).order_by(publication.c.version.desc()).limit(1)
+        with self.reading() as connection:
+            row = connection.execute(query.where(publication.c.task == task_number(connection, task))).first()
+        return None if row is None else Publication(row.version, row.kind, row.body)
+
+    def publication(self, task: bytes, version: int) -> Publication | None:
+        """A version that is kept; None where it never was or was thinned."""
+        with self.reading() as connection:
+            here = (publication.c.task == task_number(connection, task)) & (publication.c.version == version)
+            row = connection.execute(sa.select(publication).where(here)).first()
+        return None if row is None else Publication(row.version, row.kind, row.body)
+
+    def versions(self, task: bytes) -> list[int]:
+        """The versions that are kept, oldest first."""
+        query = sa.select(publication.c.version).order_by(publication.c.version)
+        with self.reading() as connection:
+            number = task_number(connection, task)
+            return list(connection.execute(query.where(publication.c.task == number)).scalars())
+
+
+def kept_versions(versions: Sequence[int], newest: int, keep: int) -> list[int]:
+    """The rule of thinning: all of the last `keep`; before them multiples of 2, then of 4, 8, ... each twice as far.
+
+    A version of age a = newest - version, keep * 2^(k-1) <= a < keep * 2^k with k >= 1, stays if 2^k divides it. So at
+    most keep / 2 + 1 stay of each such stretch, and what stays now was never dropped by an earlier thinning.
+    """
+    return [each for each in versions if each % (1 << ((newest - each) // keep).bit_length()) == 0]
+
+
+def task_number(connection: Connection, hash_: bytes) -> int:
+    number = connection.execute(sa.select(task.c.number).where(task.c.hash == hash_)).scalar()
+    if number is None:
+        raise _no_task(hash_)
+    return number
+
+
+def _no_task(hash_: bytes) -> StoreError:
+    return StoreError(f"there is no task {_short(hash_)} in this database. {NOTHING_WRITTEN} Add it first.")
+
+
+def _short(hash_: bytes) -> str:
+    return hash_.hex()[:12]
+
+
+def _check(row: JournalRow) -> None:
+    if not (1 <= row.seq <= LARGEST and len(row.hash) == 32):
+        raise StoreError(
+            f"a check-in of seq {row.seq} and a hash of {len(row.hash)} bytes cannot be journalled. {NOTHING_WRITTEN} "
+            "A seq counts from 1 and a hash has 32 bytes."
+        )
+
+
+# The hot path, by hand: a batch costs one transaction, four inserts of many rows and a look-up a device.
+_SQLITE = {
+    "task": "select number from task where hash = ?",
+    "head": 'select "index", chain from journal where task = ? order by "index" desc limit 1',
+    "device": """
+        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq
+        from device d left join latest l on l.task = ? and l.device = d.number where d.id = ?""",
+    "entry": 'select "index", hash, chain from journal where task = ? and device = ? and seq = ?',
+    "insert": """
+        insert into journal (task, "index", device, seq, hash, chain, statement, received_at)
+        values (?, ?, ?, ?, ?, ?, ?, ?)""",
+    "body": 'insert into body (task, "index", signed) values (?, ?, ?)',
+    "latest": """
+        insert into latest (task, device, seq, "index", hash) values (?, ?, ?, ?, ?)
+        on conflict (task, device) do update
+        set seq = excluded.seq, "index" = excluded."index", hash = excluded.hash""",
+    "pointer": "update device set last_task = ?, last_index = ? where number = ?",
+    "last": """
+        select d.id, l.seq, l.hash, l."index" from latest l join device d on d.number = l.device where l.task = ?""",
+}
+_POSTGRESQL = {name: sql.replace("?", "%s") for name, sql in _SQLITE.items()} | {
+    "task": "select number from task where hash = %s for no key update",  # one writer a task
+    "device": _SQLITE["device"].replace("d.id = ?", "d.id = any(%s)").replace("?", "%s"),
+}

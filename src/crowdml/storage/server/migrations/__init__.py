@@ -1,0 +1,1 @@
+"""Alembic's environment and the numbered migrations of the server's database. Forward only."""

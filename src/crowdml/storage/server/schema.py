@@ -1,0 +1,211 @@
+"""The server's tables: one schema for SQLite and PostgreSQL. The migrations make them; a test holds the two together.
+
+Times are text, UTC in ISO 8601 with microseconds, so that they sort as they follow one another. A task and a device
+have a short number for the tables that name them a million times.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+HEAD = "0001"
+"""The newest migration: what this version of the library reads and writes."""
+
+STATES = ("draft", "running", "paused", "stopped")
+
+Number = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData()
+
+setting = Table(
+    "setting",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+
+task = Table(
+    "task",
+    metadata,
+    Column("number", Number, primary_key=True),
+    Column("hash", LargeBinary, nullable=False, unique=True),  # SHA-256 of the canonical bytes
+    Column("name", Text, nullable=False),
+    Column("canonical", LargeBinary, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", Text, nullable=False),
+    Column("changed_at", Text, nullable=False),
+    CheckConstraint("state in ('draft', 'running', 'paused', 'stopped')", name="task_state"),
+    sqlite_strict=True,
+)
+
+device = Table(
+    "device",
+    metadata,
+    Column("number", Number, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("public_key", LargeBinary),  # erased when the device withdraws
+    Column("enrolled_at", Text),  # likewise
+    Column("revoked_at", Text),
+    Column("withdrawn_at", Text),
+    Column("last_task", Number),  # its last check-in over all tasks: that body is its signed statement
+    Column("last_index", Number),
+    sqlite_strict=True,
+)
+
+journal = Table(
+    "journal",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("index", Number, nullable=False),  # from 1, without a gap
+    Column("device", Number, ForeignKey("device.number"), nullable=False),
+    Column("seq", Number, nullable=False),
+    Column("hash", LargeBinary, nullable=False),  # SHA-256 of the signed envelope
+    Column("chain", LargeBinary, nullable=False),
+    Column("statement", LargeBinary),  # the device's running totals; erased when it withdraws
+    Column("received_at", Text, nullable=False),
+    PrimaryKeyConstraint("task", "index"),
+    UniqueConstraint("task", "device", "seq", name="journal_once"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+"""Append-only by triggers. The one thing that may change is a withdrawn device's statement, to null."""
+
+body = Table(
+    "body",
+    metadata,
+    Column("task", Number, nullable=False),
+    Column("index", Number, nullable=False),
+    Column("signed", LargeBinary, nullable=False),  # the signed envelope, exact bytes
+    PrimaryKeyConstraint("task", "index"),
+    sqlite_strict=True,
+)
+"""The bodies of journal entries, apart from them: written with an entry, never edited, deleted by `reduce` alone."""
+
+latest = Table(
+    "latest",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("device", Number, ForeignKey("device.number"), nullable=False),
+    Column("seq", Number, nullable=False),
+    Column("index", Number, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task", "device"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+"""Each device's last entry in each task, kept in the transaction that appends: a restart reads these, not a million."""
+
+snapshot = Table(
+    "snapshot",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("index", Number, nullable=False),
+    Column("chain", LargeBinary, nullable=False),
+    Column("state", LargeBinary, nullable=False),
+    Column("state_hash", LargeBinary, nullable=False),
+    Column("published", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task", "index"),
+    sqlite_strict=True,
+)
+
+publication = Table(
+    "publication",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("version", Number, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task", "version"),
+    sqlite_strict=True,
+)
+
+invitation = Table(
+    "invitation",
+    metadata,
+    Column("number", Number, primary_key=True),
+    Column("code_hash", LargeBinary, nullable=False, unique=True),
+    Column("label", Text, nullable=False),
+    Column("uses", Number, nullable=False),
+    Column("used", Number, nullable=False),
+    Column("rate", Number),  # enrolments an hour; null: as fast as they come
+    Column("ends_at", Text),
+    Column("created_at", Text, nullable=False),
+    CheckConstraint("used >= 0 and used <= uses", name="invitation_uses"),
+    sqlite_strict=True,
+)
+
+invitation_task = Table(
+    "invitation_task",
+    metadata,
+    Column("invitation", Number, ForeignKey("invitation.number"), nullable=False),
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    PrimaryKeyConstraint("invitation", "task"),
+    sqlite_strict=True,
+)
+
+admission = Table(
+    "admission",
+    metadata,
+    Column("id", Number, primary_key=True),
+    Column("invitation", Number, ForeignKey("invitation.number"), nullable=False),
+    Column("device", Number, ForeignKey("device.number")),  # null: it withdrew; the use stays used
+    Column("at", Text, nullable=False),
+    UniqueConstraint("invitation", "device", name="admission_once"),
+    sqlite_strict=True,
+)
+Index("admission_rate", admission.c.invitation, admission.c.at)
+Index("admission_device", admission.c.device)
+
+withdrawn = Table(
+    "withdrawn",
+    metadata,
+    Column("hash", LargeBinary, primary_key=True),  # SHA-256 of this server's salt and the device's id
+    Column("statement", LargeBinary),  # what it had spent; null: it gave nothing
+    Column("withdrawn_at", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+operator = Table(
+    "operator",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("password", Text, nullable=False),  # argon2, with its salt and parameters
+    Column("created_at", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+session = Table(
+    "session",
+    metadata,
+    Column("token_hash", LargeBinary, primary_key=True),
+    Column("csrf", Text, nullable=False),
+    Column("operator", Text, ForeignKey("operator.name"), nullable=False),
+    Column("ends_at", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("id", Number, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("at", Text, nullable=False),
+    Column("task", Number, ForeignKey("task.number")),
+    Column("detail", Text, nullable=False),  # for people; never a sample, never a secret
+    sqlite_strict=True,
+)
+Index("event_task", event.c.task, event.c.id)

@@ -1,0 +1,563 @@
+"""The server's store: the journal, and who and what the server knows. Tasks, devices, invitations, operators, events.
+
+Plain functions over plain tables; each is one transaction. The caller passes the time: there is no clock in here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from crowdml.errors import CrowdmlError
+from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
+from crowdml.storage.server.journal import Journal, task_number
+from crowdml.storage.server.schema import (
+    admission,
+    body,
+    device,
+    event,
+    invitation,
+    invitation_task,
+    journal,
+    operator,
+    publication,
+    session,
+    setting,
+    snapshot,
+    task,
+    withdrawn,
+)
+from crowdml.wire.keys import device_id
+
+__all__ = [
+    "Counts",
+    "Device",
+    "Enrolment",
+    "EnrolmentRefused",
+    "Event",
+    "Invitation",
+    "Session",
+    "State",
+    "Store",
+    "StoredTask",
+]
+
+State = Literal["draft", "running", "paused", "stopped"]
+Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "revoked", "withdrawn"]
+
+MOST_EVENTS = 10_000
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """A task as it was added: `canonical` has the SHA-256 `hash`, and neither ever changes."""
+
+    hash: bytes
+    name: str
+    canonical: bytes
+    state: State
+    created_at: str
+    changed_at: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """`public_key` and `enrolled_at` are None once it withdrew. `invitations` are the labels of those it used."""
+
+    id: str
+    public_key: bytes | None
+    enrolled_at: str | None
+    revoked_at: str | None
+    withdrawn_at: str | None
+    invitations: tuple[str, ...]
+
+    @property
+    def is_active(self) -> bool:
+        return self.revoked_at is None and self.withdrawn_at is None
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """`rate` is enrolments an hour, None: any. No `tasks`: to every task. The code itself is not kept."""
+
+    code_hash: bytes
+    label: str
+    uses: int
+    used: int
+    rate: int | None
+    ends_at: str | None
+    created_at: str
+    tasks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """`is_new` is False where this key was enrolled before. `tasks`: see `Store.tasks_of`."""
+
+    device: str
+    is_new: bool
+    tasks: tuple[bytes, ...]
+
+
+class EnrolmentRefused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """An invitation does not let this device in; nothing changed. `retry_after` in seconds, where waiting helps."""
+
+    def __init__(self, reason: Reason, sentence: str, retry_after: int | None = None) -> None:
+        super().__init__(sentence)
+        self.reason: Reason = reason
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Session:
+    token_hash: bytes
+    csrf: str
+    operator: str
+    ends_at: str
+
+
+@dataclass(frozen=True)
+class Event:
+    id: int
+    kind: str
+    at: str
+    task: bytes | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """For metrics. `entries` is over all journals; `bodies` those not reduced."""
+
+    tasks: dict[str, int]
+    devices: int
+    revoked: int
+    withdrawn: int
+    entries: int
+    bodies: int
+    snapshots: int
+    publications: int
+    invitations: int
+    bytes: int
+
+
+class Store(Journal):
+    """Everything that the server keeps. See `Database` for how it is opened and `Journal` for check-ins."""
+
+    def check(self) -> dict[bytes, int]:
+        """Read everything that can be verified: pages, chains, bodies, snapshots, tasks. The length of each journal."""
+        self.check_pages()
+        for each in self.tasks():
+            if hashlib.sha256(each.canonical).digest() != each.hash:
+                raise self.corrupt(f"task {each.name!r} is not the one that was added")
+            self.last_snapshot(each.hash)
+        return {each.hash: self.verify_chain(each.hash).index for each in self.tasks()}
+
+    # Tasks
+
+    def add_task(self, canonical: bytes, name: str, at: str, state: State = "draft") -> bytes:
+        """Add a task by its canonical bytes; its hash. The same bytes again change nothing."""
+        digest, time = hashlib.sha256(canonical).digest(), utc(at)
+        with self.writing() as connection:
+            if connection.execute(sa.select(task.c.number).where(task.c.hash == digest)).scalar() is None:
+                connection.execute(
+                    task.insert().values(
+                        hash=digest,
+                        name=name,
+                        canonical=canonical,
+                        state=_state(state),
+                        created_at=time,
+                        changed_at=time,
+                    )
+                )
+        return digest
+
+    def set_state(self, hash_: bytes, state: State, at: str) -> None:
+        with self.writing() as connection:
+            number = task_number(connection, hash_)
+            connection.execute(
+                task.update().where(task.c.number == number).values(state=_state(state), changed_at=utc(at))
+            )
+
+    def task(self, hash_: bytes) -> StoredTask | None:
+        with self.reading() as connection:
+            row = connection.execute(sa.select(task).where(task.c.hash == hash_)).first()
+        return None if row is None else _task(row)
+
+    def tasks(self, state: State | None = None) -> list[StoredTask]:
+        """All tasks, or those in a state, in the order in which they were added."""
+        query = sa.select(task).order_by(task.c.number)
+        with self.reading() as connection:
+            rows = connection.execute(query if state is None else query.where(task.c.state == state)).all()
+        return [_task(row) for row in rows]
+
+    # Invitations
+
+    def invite(
+        self,
+        code_hash: bytes,
+        at: str,
+        *,
+        uses: int = 1,
+        ends_at: str | None = None,
+        rate: int | None = None,
+        tasks: Sequence[bytes] = (),
+        label: str = "",
+    ) -> None:
+        """Add an invitation under the hash of its code: what is not kept cannot be stolen."""
+        if uses < 1 or (rate is not None and rate < 1):
+            raise StoreError(
+                f"an invitation of {uses} uses at {rate} an hour lets nobody in. {NOTHING_WRITTEN} "
+                "Give at least one use, and a rate of at least one or none."
+            )
+        with self.writing() as connection:
+            if connection.execute(sa.select(invitation.c.number).where(invitation.c.code_hash == code_hash)).first():
+                raise StoreError(f"this code is an invitation already. {NOTHING_WRITTEN} Draw another code.")
+            row = connection.execute(
+                invitation.insert().values(
+                    code_hash=code_hash,
+                    label=label,
+                    uses=uses,
+                    used=0,
+                    rate=rate,
+                    ends_at=None if ends_at is None else utc(ends_at),
+                    created_at=utc(at),
+                )
+            )
+            number = row.inserted_primary_key[0] if row.inserted_primary_key else None
+            for each in dict.fromkeys(tasks):
+                connection.execute(
+                    invitation_task.insert().values(invitation=number, task=task_number(connection, each))
+                )
+
+    def invitations(self) -> list[Invitation]:
+        """Newest first."""
+        with self.reading() as connection:
+            rows = connection.execute(sa.select(invitation).order_by(invitation.c.number.desc())).all()
+            pairs = connection.execute(
+                sa.select(invitation_task.c.invitation, task.c.hash)
+                .join(task, task.c.number == invitation_task.c.task)
+                .order_by(task.c.number)
+            ).all()
+        to: dict[int, list[bytes]] = {}
+        for number, hash_ in pairs:
+            to.setdefault(number, []).append(hash_)
+        return [
+            Invitation(
+                row.code_hash,
+                row.label,
+                row.uses,
+                row.used,
+                row.rate,
+                row.ends_at,
+                row.created_at,
+                tuple(to.get(row.number, ())),
+            )
+            for row in rows
+        ]
+
+    def end_invitation(self, code_hash: bytes, at: str) -> bool:
+        """Let nobody in any more by this code; whether there was one."""
+        with self.writing() as connection:
+            here = invitation.c.code_hash == code_hash
+            return connection.execute(invitation.update().where(here).values(ends_at=utc(at))).rowcount > 0
+
+    # Devices
+
+    def enrol(self, code_hash: bytes, public_key: bytes, at: str) -> Enrolment:
+        """Let a device in by an invitation; one use less, in the same transaction. Raises `EnrolmentRefused`.
+
+        The same key by the same code again is the same enrolment, costs no use, and is answered even when the
+        invitation has ended. A key that is enrolled may use another invitation, for its tasks.
+        """
+        name, now = device_id(public_key), utc(at)
+        with self.writing() as connection:
+            if not self.is_sqlite:  # enrolments wait for one another, so that uses and rate are counted right
+                connection.execute(sa.select(invitation).where(invitation.c.code_hash == code_hash).with_for_update())
+            row = connection.execute(sa.select(device).where(device.c.id == name)).first()
+            if row is not None and (row.withdrawn_at or row.revoked_at):
+                raise _closed(name, withdrew=row.withdrawn_at is not None)
+            by = connection.execute(sa.select(invitation).where(invitation.c.code_hash == code_hash)).first()
+            if by is None:
+                raise EnrolmentRefused("unknown-code", "No invitation has this code. Ask the operator for a new one.")
+            held = None if row is None else self._admission(connection, by.number, row.number)
+            if held is None:
+                self._let_in(connection, by, now)
+                number = row.number if row is not None else _insert_device(connection, name, public_key, now)
+                connection.execute(admission.insert().values(invitation=by.number, device=number, at=now))
+                connection.execute(
+                    invitation.update().where(invitation.c.number == by.number).values(used=invitation.c.used + 1)
+                )
+            return Enrolment(name, row is None, self._tasks_of(connection, name))
+
+    def _admission(self, connection: Connection, by: int, number: int) -> int | None:
+        query = sa.select(admission.c.id).where(admission.c.invitation == by, admission.c.device == number)
+        return connection.execute(query).scalar()
+
+    def _let_in(self, connection: Connection, by: Any, now: str) -> None:
+        if by.ends_at is not None and by.ends_at <= now:
+            raise EnrolmentRefused("ended", f"This invitation ended at {by.ends_at}. Ask the operator for a new one.")
+        if by.used >= by.uses:
+            times = "once" if by.uses == 1 else f"{by.uses} times"
+            raise EnrolmentRefused("used-up", f"This invitation was for {times}, and is used up. Ask for a new one.")
+        if by.rate is None:
+            return
+        hour_ago = (datetime.fromisoformat(now) - timedelta(hours=1)).isoformat(timespec="microseconds")
+        recent = sa.select(admission.c.at).where(admission.c.invitation == by.number, admission.c.at > hour_ago)
+        times = list(connection.execute(recent.order_by(admission.c.at.desc()).limit(by.rate)).scalars())
+        if len(times) >= by.rate:
+            wait = datetime.fromisoformat(times[-1]) + timedelta(hours=1) - datetime.fromisoformat(now)
+            seconds = max(1, int(wait.total_seconds()) + 1)
+            raise EnrolmentRefused(
+                "too-fast", f"This invitation lets in {by.rate} an hour. Try again in {seconds} s.", seconds
+            )
+
+    def tasks_of(self, device_id: str) -> tuple[bytes, ...]:
+        """The tasks that the device's invitations name; every task where one of them names none."""
+        with self.reading() as connection:
+            return self._tasks_of(connection, device_id)
+
+    def _tasks_of(self, connection: Connection, name: str) -> tuple[bytes, ...]:
+        held = (
+            sa.select(admission.c.invitation)
+            .join(device, device.c.number == admission.c.device)
+            .where(device.c.id == name)
+        )
+        named = sa.select(invitation_task.c.task).where(invitation_task.c.invitation.in_(held))
+        open_to_all = sa.exists(held.where(~sa.exists().where(invitation_task.c.invitation == admission.c.invitation)))
+        query = sa.select(task.c.hash).where(task.c.number.in_(named) | open_to_all).order_by(task.c.number)
+        return tuple(connection.execute(query).scalars())
+
+    def device(self, device_id: str) -> Device | None:
+        found = self._devices(device.c.id == device_id, limit=1)
+        return found[0] if found else None
+
+    def devices(self, after: str = "", limit: int = 100) -> list[Device]:
+        """Devices in the order of their ids, those after `after`; a page at a time."""
+        return self._devices(device.c.id > after, limit=limit)
+
+    def active_keys(self) -> dict[str, bytes]:
+        """The public key of every device that may check in."""
+        active = device.c.revoked_at.is_(None) & device.c.withdrawn_at.is_(None)
+        with self.reading() as connection:
+            rows = connection.execute(sa.select(device.c.id, device.c.public_key).where(active))
+            return {row.id: row.public_key for row in rows}
+
+    def _devices(self, condition: Any, limit: int) -> list[Device]:
+        with self.reading() as connection:
+            rows = connection.execute(sa.select(device).where(condition).order_by(device.c.id).limit(limit)).all()
+            pairs = connection.execute(
+                sa.select(admission.c.device, invitation.c.label)
+                .join(invitation, invitation.c.number == admission.c.invitation)
+                .where(admission.c.device.in_([row.number for row in rows]))
+                .order_by(admission.c.id)
+            ).all()
+        labels: dict[int, list[str]] = {}
+        for number, label in pairs:
+            labels.setdefault(number, []).append(label)
+        return [
+            Device(
+                row.id,
+                row.public_key,
+                row.enrolled_at,
+                row.revoked_at,
+                row.withdrawn_at,
+                tuple(labels.get(row.number, ())),
+            )
+            for row in rows
+        ]
+
+    def revoke(self, device_id: str, at: str) -> bool:
+        """Take no check-in from this device any more; whether there is such a device. What it gave stays."""
+        with self.writing() as connection:
+            here = device.c.id == device_id
+            first = sa.func.coalesce(device.c.revoked_at, utc(at))
+            return connection.execute(device.update().where(here).values(revoked_at=first)).rowcount > 0
+
+    def withdraw(self, device_id: str, at: str) -> bool:
+        """Forget a device that leaves; whether there is such a device.
+
+        Kept: what it had spent, under the hash of this server's salt and its id; and its journal entries (id, seq,
+        hash), for the chain runs over them. Erased: its key, times, invitations and statements, and the bodies that
+        no replay needs; the others go with the next `reduce`.
+        """
+        with self.writing() as connection:
+            row = connection.execute(sa.select(device).where(device.c.id == device_id)).first()
+            if row is None:
+                return False
+            if row.withdrawn_at is not None:
+                return True
+            connection.execute(
+                withdrawn.insert().values(
+                    hash=self._salted(connection, device_id),
+                    statement=connection.execute(
+                        sa.select(journal.c.statement).where(
+                            journal.c.task == row.last_task, journal.c.index == row.last_index
+                        )
+                    ).scalar(),
+                    withdrawn_at=utc(at),
+                )
+            )
+            mine = journal.c.device == row.number
+            connection.execute(journal.update().where(mine).values(statement=None))
+            connection.execute(admission.update().where(admission.c.device == row.number).values(device=None))
+            connection.execute(
+                device.update()
+                .where(device.c.number == row.number)
+                .values(public_key=None, enrolled_at=None, withdrawn_at=utc(at), last_task=None, last_index=None)
+            )
+            if row.last_task is not None:
+                oldest = sa.select(sa.func.min(snapshot.c.index)).where(snapshot.c.task == row.last_task)
+                connection.execute(
+                    body.delete().where(
+                        body.c.task == row.last_task,
+                        body.c.index == row.last_index,
+                        body.c.index <= oldest.scalar_subquery(),
+                    )
+                )
+            return True
+
+    def spent_before(self, device_id: str) -> bytes | None:
+        """The packed totals of a device that withdrew; None of one that did not, or gave nothing."""
+        with self.writing() as connection:
+            here = withdrawn.c.hash == self._salted(connection, device_id)
+            return connection.execute(sa.select(withdrawn.c.statement).where(here)).scalar()
+
+    def _salted(self, connection: Connection, name: str) -> bytes:
+        salt = connection.execute(sa.select(setting.c.value).where(setting.c.name == "salt")).scalar()
+        if salt is None:
+            salt = os.urandom(32)
+            connection.execute(setting.insert().values(name="salt", value=salt))
+        return hashlib.sha256(salt + name.encode()).digest()
+
+    # Settings
+
+    def setting(self, name: str) -> bytes | None:
+        with self.reading() as connection:
+            return connection.execute(sa.select(setting.c.value).where(setting.c.name == name)).scalar()
+
+    def set_setting(self, name: str, value: bytes) -> None:
+        with self.writing() as connection:
+            if not connection.execute(setting.update().where(setting.c.name == name).values(value=value)).rowcount:
+                connection.execute(setting.insert().values(name=name, value=value))
+
+    # Operators and their sessions
+
+    def set_operator(self, name: str, password: str, at: str) -> None:
+        """Add an operator, or give one a new password (its argon2 hash); open sessions of that name end."""
+        with self.writing() as connection:
+            connection.execute(session.delete().where(session.c.operator == name))
+            here = operator.c.name == name
+            if not connection.execute(operator.update().where(here).values(password=password)).rowcount:
+                connection.execute(operator.insert().values(name=name, password=password, created_at=utc(at)))
+
+    def operator_password(self, name: str) -> str | None:
+        with self.reading() as connection:
+            return connection.execute(sa.select(operator.c.password).where(operator.c.name == name)).scalar()
+
+    def operators(self) -> list[str]:
+        with self.reading() as connection:
+            return list(connection.execute(sa.select(operator.c.name).order_by(operator.c.name)).scalars())
+
+    def open_session(self, opened: Session, at: str) -> None:
+        """Keep a session; those that ended are cleared away."""
+        with self.writing() as connection:
+            connection.execute(session.delete().where(session.c.ends_at <= utc(at)))
+            connection.execute(
+                session.insert().values(
+                    token_hash=opened.token_hash,
+                    csrf=opened.csrf,
+                    operator=opened.operator,
+                    ends_at=utc(opened.ends_at),
+                )
+            )
+
+    def session(self, token_hash: bytes, at: str) -> Session | None:
+        """The session of this token, unless it has ended."""
+        here = (session.c.token_hash == token_hash) & (session.c.ends_at > utc(at))
+        with self.reading() as connection:
+            row = connection.execute(sa.select(session).where(here)).first()
+        return None if row is None else Session(row.token_hash, row.csrf, row.operator, row.ends_at)
+
+    def close_session(self, token_hash: bytes) -> None:
+        with self.writing() as connection:
+            connection.execute(session.delete().where(session.c.token_hash == token_hash))
+
+    # Events, for the portal
+
+    def record(self, kind: str, at: str, detail: str = "", task: bytes | None = None) -> int:
+        """Write an event for people to read; its id. No sample and no secret goes in here. The last 10,000 stay."""
+        with self.writing() as connection:
+            number = None if task is None else task_number(connection, task)
+            row = connection.execute(event.insert().values(kind=kind, at=utc(at), task=number, detail=detail))
+            (written,) = row.inserted_primary_key or (0,)
+            if written % 100 == 0:
+                connection.execute(event.delete().where(event.c.id <= written - MOST_EVENTS))
+            return int(written)
+
+    def events(self, *, after: int = 0, task: bytes | None = None, limit: int = 100) -> list[Event]:
+        """Newest first; those with an id above `after`."""
+        about = _TASK_OF_EVENT
+        query = sa.select(event, about.c.hash).join(about, about.c.number == event.c.task, isouter=True)
+        query = query.where(event.c.id > after).order_by(event.c.id.desc()).limit(limit)
+        with self.reading() as connection:
+            rows = connection.execute(query if task is None else query.where(about.c.hash == task)).all()
+        return [Event(row.id, row.kind, row.at, row.hash, row.detail) for row in rows]
+
+    # Numbers
+
+    def counts(self) -> Counts:
+        def many(connection: Connection, table: sa.Table, *where: Any) -> int:
+            return connection.execute(sa.select(sa.func.count()).select_from(table).where(*where)).scalar_one()
+
+        with self.reading() as connection:
+            states = connection.execute(sa.select(task.c.state, sa.func.count()).group_by(task.c.state)).all()
+            found: dict[str, int] = {row[0]: row[1] for row in states}
+            last = sa.select(sa.func.max(journal.c.index)).where(journal.c.task == task.c.number).scalar_subquery()
+            entries = connection.execute(sa.select(sa.func.sum(sa.func.coalesce(last, 0))).select_from(task)).scalar()
+            counts = Counts(
+                tasks={state: found.get(state, 0) for state in get_args(State)},
+                devices=many(connection, device),
+                revoked=many(connection, device, device.c.revoked_at.is_not(None)),
+                withdrawn=many(connection, device, device.c.withdrawn_at.is_not(None)),
+                entries=int(entries or 0),
+                bodies=many(connection, body),
+                snapshots=many(connection, snapshot),
+                publications=many(connection, publication),
+                invitations=many(connection, invitation),
+                bytes=0,
+            )
+        return dataclasses.replace(counts, bytes=self.size())
+
+
+_TASK_OF_EVENT = task.alias("about")
+
+
+def _insert_device(connection: Connection, name: str, public_key: bytes, now: str) -> int:
+    row = connection.execute(device.insert().values(id=name, public_key=public_key, enrolled_at=now))
+    (number,) = row.inserted_primary_key or (0,)
+    return int(number)
+
+
+def _task(row: Any) -> StoredTask:
+    return StoredTask(row.hash, row.name, row.canonical, row.state, row.created_at, row.changed_at)
+
+
+def _state(state: str) -> str:
+    if state not in get_args(State):
+        raise StoreError(f"a task cannot be {state!r}. {NOTHING_WRITTEN} It is one of {', '.join(get_args(State))}.")
+    return state
+
+
+def _closed(name: str, *, withdrew: bool) -> EnrolmentRefused:
+    if withdrew:
+        return EnrolmentRefused("withdrawn", f"Device {name} has withdrawn. To take part again, make a new key.")
+    return EnrolmentRefused("revoked", f"Device {name} was revoked by the operator.")
