@@ -106,7 +106,7 @@ class Report:
 
 
 def make_table(*columns: str, title: str | None = None, numbers: bool = True, wrap: bool = False) -> Table:
-    """A plain table that reads well on dark and on light: no colours but the terminal's own. `wrap`: its first column."""
+    """A plain table that reads well on dark and on light: the terminal's own colours. `wrap`: its first column."""
     from rich import box
     from rich.table import Table
 
