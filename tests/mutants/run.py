@@ -14,13 +14,13 @@ import json
 import os
 import queue
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from table import MUTANTS, Mutant
@@ -29,6 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src" / "crowdml"
 PROCESSES = 2
 LONGEST = 240  # seconds that one test may take
+SLOW_TO_IMPORT = ["pytest", "numpy", "scipy.stats", "hypothesis.strategies", "mpmath", "msgpack"]
+NOT_THE_COPY = 70
+WORKERS = get_context("forkserver")
 PASSED, FAILED = 0, 1  # pytest's exit codes; others say that no test was run to its end
 
 
@@ -57,39 +60,44 @@ class Copy:
         finally:
             path.write_text(healthy, encoding="utf-8")
 
-    def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PYTHONPATH": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a stale one would hide the mutant
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / "hypothesis"),
-            "OMP_NUM_THREADS": "1",
-        }
-
     def test(self, *tests: str) -> tuple[int, str]:
-        """pytest's exit code and its last words."""
-        options = ["-x", "-p", "no:xdist", "--hypothesis-seed=0", "--no-header", "--tb=line"]
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options, *tests],
-                cwd=ROOT,
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                timeout=LONGEST,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        """pytest's exit code and its last words, from a process of its own."""
+        words = self.folder / "words.txt"
+        process = WORKERS.Process(target=run_tests, args=(str(self.folder), tests, str(words)))
+        process.start()
+        process.join(LONGEST)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
             return -1, f"no answer within {LONGEST} s"
-        return done.returncode, "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+        said = words.read_text(encoding="utf-8", errors="replace") if words.exists() else ""
+        return process.exitcode, "\n".join(said.strip().splitlines()[-8:])
 
-    def check_that_tests_import_it(self) -> None:
-        code = "import crowdml; print(crowdml.__file__)"
-        found = subprocess.run(
-            [sys.executable, "-c", code], env=self.environment(), capture_output=True, text=True, check=True
-        )
-        if not Path(found.stdout.strip()).is_relative_to(self.folder):
-            raise SystemExit(f"Tests would import {found.stdout.strip()} and not the copy: no mutant would be seen.")
+
+def run_tests(folder: str, tests: tuple[str, ...], words: str) -> None:
+    """In a process that was forked from one with the slow imports done, and none of ours."""
+    with open(words, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if any(name.split(".")[0] == "crowdml" for name in sys.modules):
+        raise SystemExit(NOT_THE_COPY)
+    os.chdir(ROOT)
+    os.environ.update(
+        PYTHONPATH=folder,  # for the processes that tests start
+        PYTHONDONTWRITEBYTECODE="1",  # a stale one would hide the mutant
+        HYPOTHESIS_STORAGE_DIRECTORY=f"{folder}/hypothesis",
+        OMP_NUM_THREADS="1",
+    )
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, folder)
+    import pytest
+
+    import crowdml
+
+    if not Path(crowdml.__file__).is_relative_to(folder):
+        raise SystemExit(NOT_THE_COPY)
+    options = ["-x", "-p", "no:xdist", "--hypothesis-seed=0", "--no-header", "--tb=line"]
+    raise SystemExit(int(pytest.main([*options, *tests])))
 
 
 def make_copy(folder: Path) -> Copy:
@@ -128,12 +136,11 @@ def main(names: list[str]) -> int:
     for mutant in mutants:
         mutant.applied((SOURCE / mutant.file).read_text(encoding="utf-8"))  # raises if the patch does not fit
     begun = time.monotonic()
+    WORKERS.set_forkserver_preload(SLOW_TO_IMPORT)
     with tempfile.TemporaryDirectory(prefix="mutants-") as place, ThreadPoolExecutor(PROCESSES) as pool:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(PROCESSES):
-            copy = make_copy(Path(place) / str(number))
-            copy.check_that_tests_import_it()
-            copies.put(copy)
+            copies.put(make_copy(Path(place) / str(number)))
         by_file: dict[str, list[str]] = {}
         for test in dict.fromkeys(mutant.test for mutant in mutants):
             by_file.setdefault(test.split("::")[0], []).append(test)

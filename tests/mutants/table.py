@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
         CALIBRATION,
         "math.isqrt(scaled - 1) + 1",
         "math.isqrt(scaled - 1)",
-        f"{CALIBRATED}test_the_gaussian_sigma_proves_its_rho_exactly_and_wastes_next_to_nothing",
+        f"{CALIBRATED}test_a_sigma_that_is_rational_is_not_rounded",
     ),
     Mutant(
         "rho rounded up",
@@ -128,7 +128,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "  # the float conversion has its own safety margin\n"
         "        rho -= unit\n",
         "    rho = math.ceil(largest / unit) * unit\n",
-        f"{CALIBRATED}test_rho_is_rounded_down_and_nearly_the_largest",
+        f"{KILLERS}test_a_rho_made_for_a_budget_is_within_it",
     ),
     # --- 4/b to 2/b; 2 sqrt(2) to sqrt(2); label counts 2 to 1; b to n_s ---
     Mutant(
@@ -309,8 +309,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "nan passed on by the grid",
         GRID,
-        "usable = abs(rows) < TOO_LARGE * float(self.step)",
-        "usable = ~(abs(rows) >= TOO_LARGE * float(self.step))",
+        "xp.where(abs(scaled) < TOO_LARGE, scaled, 0.0)",
+        "xp.where(abs(scaled) >= TOO_LARGE, 0.0, scaled)",
         f"{KILLERS}test_an_entry_that_is_not_finite_counts_as_zero[nan]",
     ),
     Mutant(

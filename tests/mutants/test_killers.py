@@ -19,9 +19,10 @@ from crowdml.buffer import Buffer
 from crowdml.errors import GuaranteeError, LeakError
 from crowdml.messages import Public, message, seal
 from crowdml.models import make_model
+from crowdml.privacy.calibration import rho_for
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import Grid
-from crowdml.privacy.losses import ZCDP, Pure, Total
+from crowdml.privacy.losses import ZCDP, Pure, Total, exact
 from crowdml.privacy.mechanisms import CountLaplace, GridGaussian, GridLaplace, RandomisedResponse
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows
@@ -306,6 +307,13 @@ def test_releases_one_after_the_other_add_up():
     five = Total.of([Pure(Fraction(1, 10)), ZCDP(Fraction(1, 7))] * 5)
     assert (five.pure, five.squares, five.zcdp) == (Fraction(1, 2), Fraction(1, 40), Fraction(5, 7))
     assert Total.of([Pure(Fraction(1, 10)), ZCDP(Fraction(1, 7))]).scaled(5) == five
+
+
+def test_a_rho_made_for_a_budget_is_within_it():
+    for epsilon, delta in product(("0.01", "0.1", "0.9", "1", "4", "10"), (1e-9, 1e-6, 1e-5)):
+        spent = Total.of([ZCDP(rho_for(Fraction(epsilon), delta))]).epsilon(delta)
+        assert exact(spent) <= Fraction(epsilon)
+        assert spent > float(Fraction(epsilon)) * (1 - 1e-8)
 
 
 # What travels
