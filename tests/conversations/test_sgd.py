@@ -344,8 +344,10 @@ def conversation(chosen, batches, weights):
 
 
 CHOICES = [
-    ("l2", "discrete-gaussian", 0), ("l2", "discrete-gaussian", 2), ("l1", "discrete-laplace", 0), ("l1", "discrete-laplace", 2),
-]  # fmt: skip
+    (norm, mechanism, held_out)
+    for norm, mechanism in (("l2", "discrete-gaussian"), ("l1", "discrete-laplace"))
+    for held_out in (0, 2)
+]
 
 
 @pytest.mark.parametrize(("norm", "mechanism", "held_out"), CHOICES)

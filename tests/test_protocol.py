@@ -1,0 +1,126 @@
+"""Roles, steps, and what a check-in costs before any runs."""
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from bench import task_text
+
+from crowdml.errors import ProtocolError, TaskError
+from crowdml.privacy.grid import COUNTS
+from crowdml.privacy.losses import Pure
+from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridLaplace
+from crowdml.privacy.private import Private, Rows
+from crowdml.privacy.sensitivity import L1
+from crowdml.protocol import Context, Role, Sensed, Step, Woken, advance, affordable, check_budget, price, quote
+from crowdml.protocols import PROTOCOLS, find, sgd
+from crowdml.task import parse
+
+
+def row(epsilon, start, stop):
+    return GridLaplace(8, Fraction(epsilon), COUNTS, Rows(start, stop), "a sum")
+
+
+def laplace_task(epsilon, budget="", **more):
+    text = task_text(norm="l1", mechanism="discrete-laplace", epsilon=epsilon, **more)
+    return parse(text + f"\n[privacy.budget]\n{budget}" if budget else text)
+
+
+def test_a_step_goes_to_the_handler_of_its_event():
+    role = Role(start=lambda task, ctx: Step(0), on={Woken: lambda task, state, event, ctx: Step((state, event.tag))})
+    assert advance(role, None, 5, Woken("noon"), Context(me="d")).state == (5, "noon")
+
+
+def test_an_event_that_a_role_does_not_hear_is_a_bug_with_a_name():
+    role = Role(start=lambda task, ctx: Step(0), on={Woken: lambda task, state, event, ctx: Step(0)})
+    with pytest.raises(ProtocolError, match="Nobody here hears Sensed; this role hears Woken"):
+        advance(role, None, 0, Sensed(Private(np.ones((2, 2)), Rows(0, 2))), Context(me="d"))
+
+
+def test_a_step_without_a_door_lets_nothing_out():
+    with pytest.raises(ProtocolError, match="There is no door in this step, so nothing can leave as 'sum'"):
+        Context(me="server").release("sum", Private(np.ones((2, 2)), Rows(0, 2)))
+
+
+# Price
+
+
+def test_rows_that_cover_the_same_sample_add_and_disjoint_ones_do_not():
+    assert price({"a": row(1, 0, 4), "b": row(2, 0, 4)}).pure == 3
+    assert price({"a": row(1, 0, 4), "b": row(2, 4, 8)}).pure == 2
+    assert price({"a": row(1, 0, 5), "b": row(2, 4, 8)}).pure == 3
+    assert price({"a": row(1, 0, 8), "b": row(2, 2, 4), "c": row(3, 6, 7)}).pure == 4
+    assert price({}).pure == 0
+
+
+def test_the_price_is_that_of_the_dearest_sample_by_hand():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        table = {}
+        for name in range(4):
+            start = int(rng.integers(0, 9))
+            table[str(name)] = row(int(rng.integers(1, 9)), start, int(rng.integers(start + 1, 11)))
+        by_hand = max(sum(m.epsilon for m in table.values() if m.covers.start <= k < m.covers.stop) for k in range(11))
+        assert price(table).pure == by_hand
+
+
+def test_a_quote_has_a_row_for_everything_that_may_leave_and_runs_no_handler():
+    task = laplace_task("{ gradient = 1.0, errors = 0.25, labels = 0.5 }")
+    silent = dataclasses.replace(sgd.protocol, device=Role(None, {}), server=Role(None, {}))
+    quoted = quote(silent, task)
+    assert {entry.row: entry.loss for entry in quoted.rows} == {
+        "gradient": Pure(Fraction(1)), "errors": Pure(Fraction(1, 4)), "labels": Pure(Fraction(1, 2)),
+    }  # fmt: skip
+    assert quoted.sample_epsilon() == 1.75
+    assert quoted.device_epsilon() == 5 * 1.75
+    assert all(entry.mechanism.promise for entry in quoted.rows)
+
+
+def test_uses_of_a_sample_and_check_ins_of_a_device_add():
+    quoted = quote(sgd.protocol, laplace_task("{ gradient = 1.0 }"))
+    assert [quoted.sample_epsilon(uses) for uses in (1, 2, 5)] == [1, 2, 5]
+    assert [quoted.device_epsilon(times) for times in (1, 2)] == [5, 10]
+
+
+def test_without_noise_the_price_is_infinite():
+    task = parse(task_text(mechanism="none"))
+    assert quote(find(task), task).sample_epsilon() == np.inf
+    assert quote(find(task), task).device_epsilon() == np.inf
+    assert all(isinstance(m, Exposed) for m in sgd.mechanisms(task).values())
+
+
+# Budgets
+
+
+def test_a_task_whose_check_in_overspends_its_budget_is_refused():
+    with pytest.raises(TaskError, match=r"privacy.budget.epsilon = 0.5: one check-in costs a sample 1,.*at least 1"):
+        find(laplace_task("{ gradient = 1.0 }", "epsilon = 0.5\nsamples = 100"))
+    with pytest.raises(TaskError, match=r"privacy.budget.samples = 4: one check-in gives 5 samples.*at least 5"):
+        find(laplace_task("{ gradient = 1.0 }", "epsilon = 1.0\nsamples = 4"))
+
+
+def test_a_budget_affords_check_ins_by_samples_and_uses():
+    task = laplace_task("{ gradient = 1.0 }", "epsilon = 3.0\nsamples = 23")
+    check_budget(sgd.protocol, task)
+    assert affordable(sgd.protocol, task) == 4  # fresh samples: 23 // 5
+    assert affordable(sgd.protocol, task, uses=2) == 8
+    assert affordable(sgd.protocol, task, uses=9) == 12  # a sample serves three times at most
+    assert affordable(sgd.protocol, laplace_task("{ gradient = 1.0 }")) is None
+
+
+def test_a_protocol_that_nobody_knows_is_refused():
+    with pytest.raises(TaskError, match=r"protocol.kind = 'sgdd': choose one of sgd"):
+        find(parse(task_text().replace('kind = "sgd"', 'kind = "sgdd"')))
+    assert set(PROTOCOLS) >= {"sgd"}
+
+
+def test_every_row_of_the_table_covers_rows_of_the_batch_and_protects_against_anyone():
+    for held_out in (0, 2):
+        task = laplace_task("{ gradient = 1.0, errors = 0.25, labels = 0.5 }", held_out=held_out)
+        for mechanism in find(task).mechanisms(task).values():
+            assert mechanism.covers.within(Rows(0, find(task).batch(task)))
+        counts = find(task).mechanisms(task)
+        assert isinstance(counts["errors"], CountLaplace)
+        assert counts["errors"].sensitivity == L1(Fraction(1))
+        assert counts["labels"].sensitivity == L1(Fraction(2))
