@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -118,30 +119,31 @@ def learn(
     leg = Delay("uniform", delay)
     world = World(size.devices, held * size.passes, request=leg, check_out=leg, check_in=leg)
     settings = plan(task).settings
-    laid = [
-        lay_out(world, seed=size.seed + trial, batch=settings.batch, capacity=settings.capacity)
-        for trial in range(size.trials)
-    ]
-    # One crowd of all trials' devices, one trial after the other, so that every trial has its own deal of the rows.
-    everyone = Population(
-        "iid",
-        np.concatenate([population.rows for population in populations]),
-        np.concatenate([population.counts for population in populations]),
-        populations[0].dropped,
-    )
-    firsts = np.arange(size.trials, dtype=np.int32) * np.int32(size.devices)
-    shifted = [replace(plain, device=plain.device + first) for plain, first in zip(laid, firsts, strict=True)]
-    holding = Holding(data.x_train, data.y_train, everyone, size.passes)
-    points = looks(min(len(schedule) for schedule in laid), size.looks, early=early)
-    seeds = [size.seed + trial for trial in range(size.trials)]
-    runs = compiled.run(task, holding, shifted, seeds, points=points, workers=size.workers)
-    kept = len(points)
-    return Curves(np.asarray(points) * settings.batch, np.stack([run.weights[:kept] for run in runs]), tuple(laid))
+    points = looks(size.devices * (held * size.passes // settings.batch), size.looks, early=early)
+
+    def trial(number: int) -> tuple[Schedule, Array]:
+        """Laying out is Python and the loop is not, so two threads keep two cores busy."""
+        seed = trial_seed(size, number)
+        schedule = lay_out(world, seed=seed, batch=settings.batch, capacity=settings.capacity)
+        holding = Holding(data.x_train, data.y_train, populations[number], size.passes)
+        (run,) = compiled.run(task, holding, [schedule], [seed], points=points, workers=1)
+        # Points beyond the last check-in (samples that met a full buffer) show the last model.
+        last = np.searchsorted(run.points, np.minimum(points, len(schedule)))
+        return schedule, run.weights[last]
+
+    with ThreadPoolExecutor(size.workers) as pool:
+        schedules, weights = zip(*pool.map(trial, range(size.trials)), strict=True)
+    return Curves(np.asarray(points) * settings.batch, np.stack(weights), schedules)
+
+
+def trial_seed(size: Size, trial: int) -> int:
+    """Far apart: neighbouring seeds of a world give the same crowd with its devices renamed."""
+    return size.seed + 1_000_003 * trial
 
 
 def deals(data: Dataset, size: Size) -> list[Population]:
     """Each trial's deal of the training rows to the devices."""
-    return [iid(len(data.y_train), size.devices, size.seed + trial) for trial in range(size.trials)]
+    return [iid(len(data.y_train), size.devices, trial_seed(size, trial)) for trial in range(size.trials)]
 
 
 def looks(check_ins: int, count: int, *, early: bool = False) -> list[int]:

@@ -62,8 +62,11 @@ class Series:
     high: tuple[float, ...] = ()
     privacy: PrivacyLabel = PrivacyLabel()
     panel: str = MAIN
+    """Where it is drawn: the key of a panel, or of several, with blanks between."""
     marks: bool = False
-    """Draw points: for measurements at a few places."""
+    """Draw each point: for values at a few places."""
+    line: bool = True
+    """Draw the line: not for measurements that lie on a law's."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}
@@ -163,6 +166,8 @@ class Panel:
     x_scale: str = "linear"
     y_scale: str = "linear"
     y_range: tuple[float, float] | None = None
+    priced: bool = True
+    """Whether the legend says what each curve costs; bytes and delays have no price."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from crowdml.arrays import Array, Samples
 from crowdml.datasets import Dataset, Population, blobs, load
 from crowdml.experiments import baselines
-from crowdml.experiments.crowds import LARGE, Choice, Curves, Size, deals, label, learn, looks, make_task
+from crowdml.experiments.crowds import LARGE, Choice, Curves, Size, deals, label, learn, looks, make_task, trial_seed
 from crowdml.experiments.figure import MAIN, SOUND, Claim, Figure, Panel, PrivacyLabel, Series, level, over_trials
 from crowdml.experiments.registry import Progress
 from crowdml.experiments.tuning import TABLES, Table, whole_test
@@ -38,6 +38,7 @@ EPSILON = 10.0
 DELAYS = (1, 10, 100, 1000)
 BATCHES = (1, 10, 20)
 
+LATER_NETWORK = ("The features come from a later and better network than the paper's, so all errors are lower.",)
 ITERATIONS = "samples used by the whole crowd"
 ERROR = "test error"
 
@@ -70,6 +71,7 @@ class Case:
             f"As published: {self.published.note}",
             f"Sound: {self.sound.note} Hyper-parameters were chosen on the public split (hamm2015/tuning).",
             "As published, c was chosen by the test error, as the paper did: those errors are a little too low.",
+            *(LATER_NETWORK if self.family == "cifar10" else ()),
             f"Epsilon protects one sample; for all {held} of a device together it is up to {held} times as much.",
         )
 
@@ -252,6 +254,14 @@ def _sound_note(sound: list[Sound]) -> str:
 # --- Figs. 4 and 7: without privacy or delay ---
 
 
+def _at_half(family: str, alone: Series) -> tuple[Claim, ...]:
+    """The paper gives the number for digits only."""
+    if family != "mnist":
+        return ()
+    holds = abs(alone.last - 0.5) <= 0.05
+    return (Claim("decentralised-at-half", "Learning alone ends at about 0.5", 0.5, alone.last, holds),)
+
+
 def _without_privacy(
     id_: str, title: str, family: str, paper: float, quick: bool, trials: int | None, report: Progress
 ) -> Figure:
@@ -271,8 +281,7 @@ def _without_privacy(
               crowd.last <= batch.last + 0.01),
         Claim("decentralised-worse", "Learning alone ends at a high error, far above Crowd-ML", None,
               alone.last - crowd.last, alone.last >= 1.5 * crowd.last),
-        Claim("decentralised-at-half", "Learning alone ends at about 0.5",
-              0.5 if family == "mnist" else None, alone.last, abs(alone.last - 0.5) <= 0.05),
+        *_at_half(family, alone),
         Claim("sound-e10-cost", "Honest privacy (total epsilon 10) costs less than 0.1 of error, on all test rows",
               None, sound[0].everywhere - crowd.last, sound[0].everywhere - crowd.last < 0.1),
     )  # fmt: skip
@@ -366,6 +375,15 @@ def fig8(quick: bool, trials: int | None, progress: Progress) -> Figure:
 # --- Figs. 6 and 9: with privacy and delays ---
 
 
+def _delay_panels() -> tuple[Panel, ...]:
+    error = f"{ERROR} (all test rows)"
+    return (
+        Panel(MAIN, "b = 1, ε = 10 a check-in, as published", ITERATIONS, error, y_range=(0, 1)),
+        Panel("b20", "b = 20, ε = 10 a check-in, as published", ITERATIONS, error, y_range=(0.1, 0.5)),
+        _panels("")[1],
+    )
+
+
 def _with_delays(id_: str, title: str, family: str, quick: bool, trials: int | None, report: Progress) -> Figure:
     case = _case(family, quick, trials)
     delays = (1, 100) if quick else DELAYS
@@ -378,10 +396,11 @@ def _with_delays(id_: str, title: str, family: str, quick: bool, trials: int | N
             name = f"Crowd-ML, b = {b}, delay {delay}Δ"
             key, choice = f"crowd-b{b}-d{delay}", case.table.noisy[b]
             series, curves = _crowd(case, key, name, choice, epsilon=EPSILON, delay=delay)
-            found[b, delay] = series
+            found[b, delay] = replace(series, panel=MAIN if b == 1 else "b20")
             first = float(np.mean([schedule.time[0] for schedule in curves.schedules]))
     part("Central (batch)")
     batch = _noisy_batch(case, _perturbed(case, fair=False), found[1, 1].x, fair=False)
+    batch = replace(batch, panel=f"{MAIN} b20")
     far = delays[-1]
     sound = _sound_panel(case, part, delay=float(far))
     slow = float(np.mean(found[1, far].y) - np.mean(found[1, 1].y))
@@ -402,9 +421,7 @@ def _with_delays(id_: str, title: str, family: str, quick: bool, trials: int | N
     shown = (*found.values(), batch, *(each.series for each in sound))
     late = f"The sound panel has the largest delay, {far}Δ on each of the three legs of a trip."
     notes = (*case.notes, _sound_note(sound), late)
-    return Figure(
-        id_, title, case.family, case.size.trials, shown, claims, _panels("ε = 10 a check-in, with delays"), notes
-    )
+    return Figure(id_, title, case.family, case.size.trials, shown, claims, _delay_panels(), notes)
 
 
 def fig6(quick: bool, trials: int | None, progress: Progress) -> Figure:
@@ -424,6 +441,8 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
 RATES = (1e-6, 1e-4, 1e-2, 1.0)
 FIRST = 300
 USERS = 7
+BINS = 64
+"""Our spectra are over the number of bins; the FFT itself is not."""
 BOUT = 2
 """Windows of one activity in a row, in the streams that we make of the recordings."""
 
@@ -475,7 +494,8 @@ def _time_averaged(task: Task, data: Dataset, population: Population, seed: int,
 
 def _activity(quick: bool) -> Dataset:
     if not quick:
-        return load("activity", normalise="l1")
+        raw = load("activity", normalise="none")
+        return replace(raw, x_train=raw.x_train * BINS)
     made = blobs(rows=1200, features=20, classes=3, seed=3, normalise="l1")
     return replace(made, groups=np.repeat(np.arange(8), 150).astype(np.int32))
 
@@ -494,7 +514,7 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
             task = make_task(data, Choice(c, 1), epsilon=None)
             chances = [np.random.default_rng([2015, trial]) for trial in range(count)]
             crowds = [_streams(data, chance, USERS, trigger=trigger) for chance in chances]
-            found = [_time_averaged(task, data, each, trial, first) for trial, each in enumerate(crowds)]
+            found = [_time_averaged(task, data, each, trial_seed(Size(), t), first) for t, each in enumerate(crowds)]
             key = f"crowd{'-trigger' if trigger else ''}-c{c:g}"
             name = f"{'label-change trigger' if trigger else 'every window'}, c = {c:g}"
             panel = "trigger" if trigger else MAIN
@@ -504,12 +524,12 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
     sound = [_sound_activity(quick, count, epsilon, part) for epsilon in (10.0, 1.0)]
     settled = max(abs(shown[True, c].y[min(49, first - 1)] - shown[True, c].last) for c in rates)
     lasts = [shown[True, c].last for c in rates]
-    small = [shown[True, c].last for c in rates if c < 1]
+    larger = [shown[True, c].last for c in rates if c >= 1e-4]
     claims = (
         Claim("rates-alike", "Error curves for c from 1e-6 to 1 are very similar; ours is the spread after 300 samples",
               None, max(lasts) - min(lasts), max(lasts) - min(lasts) < 0.05),
-        Claim("small-rates-equal", "the same among c below 1: nearly equal, since small weights only scale the scores",
-              None, max(small) - min(small), max(small) - min(small) < 0.02),
+        Claim("larger-rates-alike", "the same among c from 1e-4 on", None, max(larger) - min(larger),
+              max(larger) - min(larger) < 0.05),
         Claim("converged-after-50", "Virtually converged after 50 samples; ours is the largest change from there on",
               None, settled, settled < 0.05),
         Claim("trigger-is-private", "Keeping a sample only when its label changed is covered by the guarantee; ours is "
@@ -520,6 +540,8 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
         data.note,
         "Each recording holds one activity for two minutes; to make a day of it, recordings are cut into bouts of "
         f"{BOUT} windows and a device senses these in random order. Trials differ in the seven users and the order.",
+        "Features are the 64 magnitudes of the FFT as they come, without a norm: the paper names none here, and steps "
+        "from 1e-6 on only make sense for features of that size. Privacy needs a norm, so the sound panel has it.",
         "Where the trigger decides, the number and the time of check-ins tell labels: no epsilon at all (H3). Every "
         "window in public order has none of that.",
         f"Sound panel: {len(_users(data))} users as devices, one pass; error on users who are no devices.",
@@ -551,10 +573,11 @@ def _sound_activity(quick: bool, trials: int, epsilon: float, part: Callable[[st
         chance = np.random.default_rng([2015, trial])
         population = _streams(data, chance, len(_users(data)), trigger=False)
         world = World(population.devices, int(population.counts.max()), counts=population.counts)
-        schedule = lay_out(world, seed=trial, batch=choice.batch, capacity=10 * choice.batch)
+        seed = trial_seed(Size(), trial)
+        schedule = lay_out(world, seed=seed, batch=choice.batch, capacity=10 * choice.batch)
         points = looks(len(schedule), 10)
         holding = Holding(data.x_train, data.y_train, population)
-        (run,) = compiled.run(task, holding, [schedule], [trial], points=points)
+        (run,) = compiled.run(task, holding, [schedule], [seed], points=points)
         found.append(baselines.errors(run.weights[: len(points)], data.x_test, data.y_test))
     kept = min(len(each) for each in found)
     name = f"Crowd-ML, l2 Gaussian, b = {choice.batch}, {len(_users(data))} devices"
@@ -608,9 +631,19 @@ def scalability(quick: bool, trials: int | None, progress: Progress) -> Figure:
               right, abs(right - 1) < 0.1),
     )  # fmt: skip
     panels = (
-        Panel(MAIN, "Bytes on the network", "minibatch b", "bytes per sample", "log", "log"),
-        Panel("load", "The server's arithmetic", "minibatch b", "multiplications per sample", "log", "log"),
-        Panel("staleness", "How late a check-in is", "delay τ, in samples of the crowd (Δ)", "updates", "log", "log"),
+        Panel(MAIN, "Bytes on the network", "minibatch b", "bytes per sample", "log", "symlog", priced=False),
+        Panel(
+            "load", "The server's arithmetic", "minibatch b", "multiplications per sample", "log", "log", priced=False
+        ),
+        Panel(
+            "staleness",
+            "How late a check-in is",
+            "delay τ, in samples of the crowd (Δ)",
+            "updates",
+            "log",
+            "log",
+            priced=False,
+        ),
         Panel(SOUND, "E|ĝ|² of a check-in, eq. (13)", "minibatch b", "E|ĝ|²", "log", "log"),
     )
     notes = (
@@ -655,7 +688,7 @@ def _traffic(case: Case, sizes: tuple[int, ...]) -> list[Series]:
         Series("bytes-crowd-paper", "Crowd-ML, as the paper counts (D numbers each way)", tuple(x),
                tuple(2 * 4 * d / b for b in x), privacy=plain),
         Series("bytes-central", "Central", tuple(x), (float(sample),) * len(x), privacy=plain, marks=True),
-        Series("bytes-decentralised", "Decentralised: nothing travels (drawn at 1)", tuple(x), (1.0,) * len(x),
+        Series("bytes-decentralised", "Decentralised: nothing travels", tuple(x), (0.0,) * len(x),
                privacy=plain),
         Series("load-crowd", "Crowd-ML: one update a check-in, 2DC / b", tuple(x), tuple(2 * d * c / b for b in x),
                privacy=noisy, panel="load", marks=True),
@@ -674,12 +707,16 @@ def _staleness(case: Case, quick: bool) -> list[Series]:
     none = PrivacyLabel()
     found: list[Series] = []
     for b, in_step in ((1, False), (20, False), (20, True)):
-        measured = [[_late_by(case, delay, b, trial, in_step) for delay in delays] for trial in range(case.size.trials)]
+        measured = [
+            [_late_by(case, delay, b, trial_seed(case.size, trial), in_step) for delay in delays]
+            for trial in range(case.size.trials)
+        ]
         key, name = (
             f"staleness-b{b}{'-in-step' if in_step else ''}",
             f"measured, b = {b}{', in step' if in_step else ''}",
         )
-        found.append(over_trials(key, name, delays, np.asarray(measured), none, panel="staleness", marks=True))
+        points = over_trials(key, name, delays, np.asarray(measured), none, panel="staleness", marks=True)
+        found.append(replace(points, line=False))
         if not in_step:  # both legs last tau / 2 in the mean, and the crowd senses one sample a unit of time
             law = tuple(delay / b for delay in delays)
             name = f"(τ_co + τ_ci) M F_s / b, b = {b}"
@@ -713,8 +750,9 @@ def _noise(case: Case, sizes: tuple[int, ...]) -> list[Series]:
     x = [float(b) for b in sizes]
     noisy = label(_published_task(case, 1), as_published=True)
     laplace = [32 * d / (b * EPSILON) ** 2 for b in x]
+    points = over_trials("noise-measured", "measured", x, np.asarray(measured), noisy, panel=SOUND, marks=True)
     return [
-        over_trials("noise-measured", "measured", x, np.asarray(measured), noisy, panel=SOUND, marks=True),
+        replace(points, line=False),
         Series("noise-paper", "eq. (13) as printed", tuple(x),
                tuple(squares / b + z for b, z in zip(x, laplace, strict=True)), privacy=noisy, panel=SOUND),
         Series("noise-corrected", "corrected: |E g|² + Var(g)/b + 32DC/(bε)²", tuple(x),

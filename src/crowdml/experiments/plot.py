@@ -43,7 +43,7 @@ def draw(figure: Figure, path: Path) -> Path:
         height = 5.4 * rows + 0.7 + 0.2 * max(_entries(figure, panel) for panel in figure.panels)
         sheet, axes = plt.subplots(rows, columns, figsize=(6.6 * columns, height), squeeze=False)
         for axis, panel in zip(axes.ravel(), figure.panels, strict=False):
-            _draw_panel(axis, panel, [series for series in figure.series if series.panel == panel.key])
+            _draw_panel(axis, panel, [series for series in figure.series if panel.key in series.panel.split()])
         for spare in axes.ravel()[count:]:
             spare.set_visible(False)
         trials = f"{figure.trials} trials; bands: lowest to highest" if figure.trials > 1 else "one trial"
@@ -61,28 +61,36 @@ def draw(figure: Figure, path: Path) -> Path:
 
 def _entries(figure: Figure, panel: Panel) -> int:
     """Lines of a panel's legend, which stands below it."""
-    return sum(series.panel == panel.key for series in figure.series)
+    return sum(panel.key in series.panel.split() for series in figure.series)
+
+
+def _on_law(series: Series) -> bool:
+    """A computed line at the places of a measured one: the marks are the measurement's."""
+    return not series.low and len(series.x) < 10
 
 
 def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
     for index, series in enumerate(curves):
         colour = COLOURS[index % len(COLOURS)]
         dashed = series.privacy.as_published
-        name = f"{series.name}{', as published' if dashed else ''}: {series.privacy.words}"
+        name = f"{series.name}{', as published' if dashed else ''}"
+        name = f"{name}: {series.privacy.words}" if panel.priced else series.name
         every = max(1, len(series.x) // 6)
         axis.plot(
             series.x,
             series.y,
             color=colour,
-            linestyle=(0, (5, 1.6)) if dashed else "-",
+            linestyle=((0, (5, 1.6)) if dashed else "-") if series.line else "none",
             linewidth=1.9,
-            marker=MARKS[index % len(MARKS)] if series.marks or len(series.x) > 2 else None,
+            marker=MARKS[index % len(MARKS)]
+            if series.marks or (len(series.x) > 2 and series.line and not _on_law(series))
+            else None,
             markevery=1 if series.marks else (every // 2, every),
-            markersize=5,
+            markersize=5 if series.line else 7.5,
             markeredgecolor="white",
             markeredgewidth=0.6,
             label=textwrap.fill(name, 66, subsequent_indent="  "),
-            zorder=3,
+            zorder=3 if series.line else 4,
         )
         if series.low:
             axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.16, linewidth=0, zorder=2)
@@ -93,6 +101,8 @@ def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
     axis.set_yscale(panel.y_scale)
     if panel.y_range is not None:
         axis.set_ylim(*panel.y_range)
+    if panel.y_scale == "symlog":
+        axis.set_ylim(bottom=0)
     if panel.x_scale == "linear":
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=1, handlelength=3.2, labelspacing=0.55)

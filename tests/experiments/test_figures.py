@@ -1,0 +1,176 @@
+"""Every figure in its quick form: the shape of its JSON, its keys, what its curves cost, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from crowdml.errors import DataError, TaskError, UnknownName
+from crowdml.experiments.figure import Claim, Figure, FigureError, Panel, PrivacyLabel, Series, level, over_trials
+from crowdml.experiments.registry import FIGURES, listing, reproduce
+
+IDS = sorted(FIGURES)
+SOUND = {"crowd-sound-e10", "crowd-sound-e1"}
+KEYS = {
+    "hamm2015/fig3": {"crowd"} | SOUND,
+    "hamm2015/fig4": {"crowd", "batch", "decentralised", "crowd-l1-sound-e10"} | SOUND,
+    "hamm2015/fig5": {"crowd-b1", "crowd-b20", "central-sgd-b1", "central-sgd-b20", "batch", "batch-fair"} | SOUND,
+    "hamm2015/fig6": {"crowd-b1-d1", "crowd-b20-d1", "batch"} | SOUND,
+    "hamm2015/fig7": {"crowd", "batch", "decentralised"} | SOUND,
+    "hamm2015/fig8": {"crowd-b1", "crowd-b20", "central-sgd-b20", "batch"} | SOUND,
+    "hamm2015/fig9": {"crowd-b1-d1", "crowd-b20-d1", "batch"} | SOUND,
+    "hamm2015/scalability": {"bytes-crowd", "staleness-b1", "noise-measured"} | SOUND,
+    "hamm2015/tuning": {"synthetic-sound-e10"},
+}
+
+
+@cache
+def quick(id_: str) -> Figure:
+    return reproduce(id_, quick=True)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@pytest.mark.parametrize("id_", IDS)
+def test_a_figures_json_is_strict_and_has_exactly_the_shape_of_the_design(id_: str) -> None:
+    found = json.loads(json.dumps(quick(id_).to_json(), allow_nan=False))
+    assert set(found) == {"id", "seconds", "data", "trials", "series", "claims"}
+    assert found["id"] == id_
+    assert found["seconds"] > 0
+    assert isinstance(found["data"], str)
+    assert isinstance(found["trials"], int)
+    for series in found["series"]:
+        assert set(series) == {"key", "name", "x", "y", "low", "high", "privacy"}
+        assert len(series["x"]) == len(series["y"]) >= 1
+        assert len(series["low"]) == len(series["high"])
+        assert len(series["low"]) in (0, len(series["x"]))
+        assert all(is_number(value) for name in ("x", "y", "low", "high") for value in series[name])
+        privacy = series["privacy"]
+        assert set(privacy) == {"unit", "epsilon", "claimed", "delta", "as_published"}
+        assert privacy["unit"] == "sample"
+        assert privacy["epsilon"] is None or privacy["epsilon"] > 0
+        assert privacy["epsilon"] is not None or privacy["claimed"] is None
+    for claim in found["claims"]:
+        assert set(claim) == {"key", "text", "paper", "ours", "holds"}
+        assert isinstance(claim["holds"], bool)
+        assert is_number(claim["ours"])
+
+
+@pytest.mark.parametrize("id_", IDS)
+def test_a_figure_has_the_keys_that_others_look_for(id_: str) -> None:
+    figure = quick(id_)
+    assert {series.key for series in figure.series} >= KEYS[id_]
+    assert figure.claims
+    assert figure.notes
+
+
+@pytest.mark.parametrize("id_", sorted(set(IDS) - {"hamm2015/tuning"}))
+def test_the_sound_panel_costs_what_its_key_says_and_is_not_as_published(id_: str) -> None:
+    for epsilon in (10, 1):
+        privacy = quick(id_)[f"crowd-sound-e{epsilon}"].privacy
+        assert 0.999 * epsilon <= (privacy.epsilon or 0) <= epsilon
+        assert privacy.claimed is None
+        assert privacy.delta == 1e-6
+        assert not privacy.as_published
+
+
+@pytest.mark.parametrize("id_", ["hamm2015/fig5", "hamm2015/fig8"])
+def test_h2_as_published_curves_show_what_their_passes_cost_beside_the_claim(id_: str) -> None:
+    figure = quick(id_)  # a quick run has two passes
+    for key in ("crowd-b1", "crowd-b20"):
+        assert figure[key].privacy == PrivacyLabel("sample", 20.0, 10.0, 0.0, True)
+    assert figure["batch"].privacy == PrivacyLabel("sample", 7.5, 10.0, 0.0, True)
+    assert figure["batch-fair"].privacy == PrivacyLabel("sample", 10.0, None, 0.0, False)
+    claim = figure.claim("five-passes-cost-once")
+    assert (claim.paper, claim.ours, claim.holds) == (10.0, 20.0, False)
+
+
+def test_curves_without_noise_have_no_epsilon() -> None:
+    for key in ("crowd", "batch", "decentralised"):
+        assert quick("hamm2015/fig4")[key].privacy.epsilon is None
+
+
+def test_the_quick_crowd_learns_the_digits() -> None:
+    figure = quick("hamm2015/fig4")
+    assert figure.data == "digits"
+    assert figure["crowd"].last < 0.15 < figure["decentralised"].last
+
+
+def test_a_repeated_figure_is_the_same_but_for_its_seconds() -> None:
+    again = reproduce("hamm2015/fig4", quick=True)
+    assert replace(again, seconds=0) == replace(quick("hamm2015/fig4"), seconds=0)
+
+
+@pytest.mark.parametrize("id_", ["hamm2015/fig4", "hamm2015/fig6", "hamm2015/scalability"])
+def test_a_figure_is_drawn_into_a_file(id_: str, tmp_path) -> None:
+    path = quick(id_).plot(tmp_path / "made" / "figure.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_progress_is_told_of_every_part_in_order() -> None:
+    heard: list[tuple[str, int, int]] = []
+    reproduce("hamm2015/scalability", quick=True, progress=lambda *part: heard.append(part))
+    assert [part[1] for part in heard] == list(range(len(heard)))
+    assert {part[2] for part in heard} == {len(heard)}
+
+
+def test_an_unknown_figure_is_answered_with_near_names() -> None:
+    with pytest.raises(UnknownName, match=r"'hamm2015/fig44'; did you mean .*hamm2015/fig4"):
+        reproduce("hamm2015/fig44")
+    with pytest.raises(UnknownName, match=r"did you mean .*hamm2015/fig5"):
+        reproduce("fig5")
+    with pytest.raises(UnknownName, match="known are hamm2015/fig3, "):
+        reproduce("zzz")
+
+
+def test_no_trials_are_refused() -> None:
+    with pytest.raises(TaskError, match="trials = 0"):
+        reproduce("hamm2015/fig4", trials=0)
+
+
+def test_a_figure_whose_data_is_missing_says_so_before_it_starts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CROWDML_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    states = {line.id: line for line in listing()}
+    assert list(states) == list(FIGURES)
+    assert states["hamm2015/fig4"].state == "data missing"
+    assert states["hamm2015/fig4"].missing == ("mnist-as-published", "mnist")
+    with pytest.raises(DataError, match="crowdml data fetch mnist-as-published"):
+        reproduce("hamm2015/fig4")
+
+
+def test_a_series_with_a_hole_is_refused() -> None:
+    with pytest.raises(FigureError, match="not finite"):
+        Series("a", "A", (1.0,), (float("nan"),))
+    with pytest.raises(FigureError, match="2 x and 1 y"):
+        Series("a", "A", (1.0, 2.0), (1.0,))
+    with pytest.raises(FigureError, match="None"):
+        PrivacyLabel(epsilon=float("inf"))
+
+
+def test_two_series_of_one_key_are_refused() -> None:
+    one = Series("a", "A", (1.0,), (1.0,))
+    with pytest.raises(FigureError, match="one key"):
+        Figure("x/y", "t", "digits", 1, (one, one), (), (Panel("main", "t", "x", "y"),))
+
+
+def test_trials_become_a_mean_and_a_range_and_a_level_line_keeps_them() -> None:
+    series = over_trials("a", "A", [5], [[1.0], [2.0], [6.0]], PrivacyLabel())
+    assert (series.y, series.low, series.high) == ((3.0,), (1.0,), (6.0,))
+    line = level(series, [10.0, 20.0, 30.0])
+    assert (line.x, line.y, line.low, line.high) == ((10.0, 30.0), (3.0, 3.0), (1.0, 1.0), (6.0, 6.0))
+
+
+def test_a_claim_without_a_number_in_the_paper_is_null_in_json() -> None:
+    assert Claim("k", "t", None, 0.25, True).to_json() == {
+        "key": "k",
+        "text": "t",
+        "paper": None,
+        "ours": 0.25,
+        "holds": True,
+    }
