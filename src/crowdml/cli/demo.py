@@ -22,8 +22,8 @@ WHY = (
     "Ten digits do worse at the same price, nearer to chance: 3.3 times as many weights, each as noisy, and no more "
     "digits of a kind to learn them from. Noise that each device adds on its own wants thousands of devices; with "
     "1,437 digits in all there are 47.",
-    "The step follows a public rule (docs/task.md); it looks at no digit. How many devices there are, and that 1/2, the "
-    "middle of the pixels' range, is taken off every pixel, was settled by people who had seen these digits: no ε "
+    "The step follows a public rule (docs/task.md); it looks at no digit. How many devices there are, and that 1/2, "
+    "the middle of the pixels' range, is taken off every pixel, was settled by people who had seen these digits: no ε "
     "covers that.",
 )
 
