@@ -1,0 +1,51 @@
+"""Bounds on what others may ask of the server: rates by address and by device, and how many wait at once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from crowdml.wire.problems import Problem
+
+
+@dataclass
+class Rates:
+    """A token bucket for each name: `rate` requests a second on average, `burst` at once. Memory is bounded."""
+
+    rate: float
+    burst: float
+    most: int = 100_000
+    _buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+
+    def take(self, name: str, now: float) -> None:
+        """Let a request pass, or refuse it with the seconds to wait."""
+        tokens, then = self._buckets.pop(name, (self.burst, now))
+        tokens = min(self.burst, tokens + (now - then) * self.rate)
+        self._buckets[name] = (max(0.0, tokens - 1), now)
+        if len(self._buckets) > self.most:
+            self._buckets.popitem(last=False)
+        if tokens < 1:
+            wait = max(1, round((1 - tokens) / self.rate))
+            raise Problem("too-many", f"At most {self.rate:g} requests a second are answered here.", retry_after=wait)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the operator may set; the defaults suit a small machine."""
+
+    body: int = 4 * 2**20
+    """Bytes of a check-in."""
+    waiting: int = 4096
+    """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
+    batch: int = 256
+    """Check-ins that are journalled in one transaction."""
+    address_rate: float = 200.0
+    address_burst: float = 2000.0
+    device_rate: float = 5.0
+    device_burst: float = 50.0
+    slow: float = 30.0
+    """Seconds in which a body must arrive."""
+    free_space: int = 64 * 2**20
+    """Bytes on disk below which nothing new is taken: 507, and reading goes on."""
+    pace: float = 200.0
+    """Check-ins a second that the crowd is asked to keep to."""
