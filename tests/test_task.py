@@ -6,15 +6,15 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from bench import task_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import crowdml.tasks
+from bench import task_text
 from crowdml.errors import TaskError
 from crowdml.protocol import quote
 from crowdml.protocols import find
-from crowdml.task import from_canonical, StopRule, Task, load, parse
+from crowdml.task import StopRule, Task, from_canonical, load, parse
 
 WHOLE = """
 name     = "activity"
@@ -225,7 +225,9 @@ def test_the_hash_of_a_task_never_changes():
 def test_a_task_comes_back_from_its_published_bytes_and_from_no_others():
     task = parse(WHOLE)
     assert from_canonical(task.canonical) == task
-    for data in (task.canonical + b" ", task.canonical.replace(b"0.9", b"0.90"), b"{}", b"[1", b"\xff", b"[" * 5000):
+    c = task.canonical
+    odd = [c.replace(b"0.9", number) for number in (b"0.90", b"1e999999999", b"NaN", b"1" + b"0" * 400, b"null")]
+    for data in (c + b" ", *odd, b"{}", b"[1", b"\xff", b"[" * 5000, b"null", b"3", b'{"name":3}'):
         with pytest.raises(TaskError):
             from_canonical(data)
 

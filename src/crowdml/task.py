@@ -204,16 +204,17 @@ def _check_values(values: Any, where: str) -> None:
             _check_values(inner, where)
     elif isinstance(values, int) and abs(values) > LARGEST:
         raise TaskError(f"{where} is a number of {len(str(values))} digits: at most {LARGEST:g} in size.")
-    elif not isinstance(values, (str, bool, int, Fraction)):
-        raise TaskError(f"{where} = {values}: no key of a task is a date or a time.")
+    elif values is not None and not isinstance(values, (str, bool, int, Fraction)):
+        raise TaskError(f"{where} = {values}: a task holds texts, numbers, lists and tables; no date, and no NaN.")
 
 
 def from_canonical(data: bytes) -> Task:
     """The task behind its published bytes. They have one form: bytes that would hash otherwise are refused."""
     try:
-        values = json.loads(data, parse_float=Fraction)
+        values = json.loads(data, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"These {len(data)} bytes are not a published task: {error}.") from error
+    _check_values(values, "")
     task = read_section(Task, values, "")
     if task.canonical != data:
         raise TaskError("These bytes are not the one form of the task that they describe, so their hash is not the task's.")
