@@ -306,7 +306,7 @@ def test_an_impossible_budget_cannot_be_made(wrong):
         "insert or replace into serial values (0, 0)",
         "delete from outbox",
         "update outbox set body = x'00'",
-        "insert or replace into outbox values ((select hash from task), 0, x'00', 0)",
+        "insert or replace into outbox values (0, (select hash from task), 0, x'00', 0, null)",
         "update task set hash = zeroblob(32)",
         "delete from task",
         "delete from migration",
@@ -410,3 +410,64 @@ def test_a_check_in_stays_cheap_after_a_hundred_thousand_charges(tmp_path):
         assert process_time() - begin < 10.0  # of the processor: a tenth of a second each, and a tenth of that is usual
         assert ledger.device_total().pure == 200_000 + 310
         assert ledger.samples_given() == 1_000_000
+
+
+def test_the_ledgers_of_two_devices_in_one_file_know_nothing_of_each_other(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as one:
+        other = one.of(7)
+        check_in(one)
+        assert other.charges() == ()
+        assert (other.next_serial(), other.next_seq(TASK), other.device_total(), other.resend()) == (0, 0, Total(), ())
+        check_in(other)
+        assert one.samples_given() == other.samples_given()
+        assert one.device_total() == other.device_total()
+        assert [message.seq for message in one.resend()] == [message.seq for message in other.resend()]
+        other.acknowledge(TASK, 0, b"receipt")
+        assert (len(one.resend()), other.resend(), other.receipts()) == (1, (), (b"receipt",))
+        assert one.receipts() == ()
+
+
+def test_of_steps_written_together_the_one_that_a_budget_refuses_leaves_the_others_whole(tmp_path):
+    none = Budget(Fraction(1), 1e-6, 0)
+    with Ledger(tmp_path / "ledger.sqlite") as one:
+        other = one.of(1)
+        for ledger in (one, other):
+            ledger.take_serials(5)
+        with one.together():
+            one.charge(TASK, [charge(0, 4)], [PLENTY], outbox={0: b"kept"})
+            with pytest.raises(BudgetExhausted):
+                other.charge(TASK, [charge(0, 4)], [none], outbox={0: b"refused"})
+        assert (len(one.resend()), len(other.resend())) == (1, 0)
+        assert other.device_total() == Total()
+
+
+def test_what_was_written_together_and_not_committed_is_forgotten_by_every_total(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as one:
+        one.take_serials(5)
+        with pytest.raises(KeyError), one.together():  # noqa: PT012  the block is what is undone
+            one.charge(TASK, [charge(0, 4)], [PLENTY])
+            assert one.samples_given() == 5
+            raise KeyError
+        assert one.samples_given() == 0
+        assert one.device_total() == Total()
+
+
+def test_a_sample_waits_until_a_step_gives_it_and_its_source_is_never_read_twice(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.keep(TASK, [b"a", b"b"], source="file", taken=2) == range(2)
+        assert [(sample.serial, sample.body) for sample in ledger.waiting(TASK)] == [(0, b"a"), (1, b"b")]
+        ledger.charge(TASK, [charge(0, 0)], [PLENTY], given=[0])
+        assert [sample.serial for sample in ledger.waiting(TASK)] == [1]
+        assert ledger.taken("file") == 2
+        with pytest.raises(LedgerError, match="read twice"):
+            ledger.keep(TASK, [b"c"], source="file", taken=1)
+        assert ledger.next_serial() == 2
+        ledger.discard([1])
+        assert ledger.waiting(TASK) == ()
+
+
+def test_a_message_is_replaced_in_the_transaction_that_writes_its_successor(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.charge(TASK, [], [], outbox={0: b"first"})
+        ledger.charge(TASK, [], [], outbox={1: b"again"}, done=[0])
+        assert [(message.seq, message.body) for message in ledger.resend()] == [(1, b"again")]

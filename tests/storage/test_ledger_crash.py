@@ -258,7 +258,7 @@ def test_a_loss_that_cannot_be_read_is_refused_wherever_it_matters(tmp_path, los
     with Ledger(made(tmp_path / "ledger.db")) as ledger:
         ledger._connection.execute(
             "insert into charge select id + 1, task, mechanism, ?, ?, unit, adjacency, observer, scope, first_sample, "
-            "last_sample, level, charged_at from charge",
+            "last_sample, level, charged_at, device from charge",
             (loss, loss),
         )
         budget = Budget(Fraction(1), 1e-6, 100)
@@ -327,13 +327,14 @@ def test_an_older_ledger_is_brought_up_to_date_and_keeps_its_charges(tmp_path, m
     from crowdml.storage import migrations as module
 
     path = made(tmp_path / "ledger.db")
-    later = (*migrations(), module.Migration(5, "0005_note", "create table note (text text not null) strict;\n"))
+    note = "create table note (text text not null) strict;\n"
+    later = (*migrations(), module.Migration(len(migrations()) + 1, "9999_note", note))
     module._expected_schema.cache_clear()
     monkeypatch.setattr(module, "migrations", lambda: later)
     try:
         with Ledger(path) as ledger:
             assert len(ledger.charges()) == 1
-            assert module.recorded(ledger._connection)[-1] == (5, "0005_note")
+            assert module.recorded(ledger._connection)[-1] == (len(later), "9999_note")
     finally:
         module._expected_schema.cache_clear()
 
@@ -344,7 +345,7 @@ def test_a_migration_that_fails_leaves_nothing_of_itself(tmp_path):
     connection = sqlite3.connect(made(tmp_path / "ledger.db"), isolation_level=None)
     before = module.schema(connection)
     broken = module.Migration(
-        5, "0005_broken", "create table note (text text) strict;\ninsert into nowhere values (1);\n"
+        6, "0006_broken", "create table note (text text) strict;\ninsert into nowhere values (1);\n"
     )
     with pytest.raises(sqlite3.OperationalError):
         module.apply(connection, (broken,))

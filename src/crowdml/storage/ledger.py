@@ -1,8 +1,9 @@
 """The device's ledger: what every release has cost its samples, on disk before a byte is sent.
 
-One SQLite file holds the charges, the serials handed out, the messages that wait for their acknowledgement, and where
-each protocol stands. `Ledger.charge` writes all four in one transaction, so that a crash at any point leaves either
-nothing of a step or all of it: a message that can be sent has been paid for, and is sent as the same bytes.
+One SQLite file holds the charges, the serials handed out, the samples that wait, the messages that wait for their
+acknowledgement, and where each protocol stands. `Ledger.charge` writes a step in one transaction, so that a crash at
+any point leaves either nothing of it or all of it: a message that can be sent has been paid for, and is sent as the
+same bytes. A fleet keeps the ledgers of all its devices in one file: `Ledger.of`.
 
 The totals are computed from the charges and stored nowhere. On doubt the ledger refuses: nothing is sent.
 """
@@ -102,6 +103,14 @@ class Outgoing:
     body: bytes
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A sample that was sensed and not given yet, as the bytes that its runner keeps."""
+
+    serial: int
+    body: bytes
+
+
 @dataclass
 class _Seen:
     """What the committed charges up to `last` add up to, so that each is read once."""
@@ -112,7 +121,7 @@ class _Seen:
 
 
 class Ledger:
-    """The ledger of one device, in one file. A file that cannot be trusted or written is a `LedgerError`.
+    """The ledger of one device. A file that cannot be trusted or written is a `LedgerError`.
 
     `Ledger(":memory:")` forgets at the end. A file that is not there is made, readable by its owner alone; with
     `must_exist` it is an error, for a device that lost its ledger does not know what it has given (design, 3.3).
@@ -120,8 +129,9 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str], *, must_exist: bool = False) -> None:
         self.path = os.fspath(path)
-        self._seen: dict[bytes | None, _Seen] = {}
-        self._front: dict[bytes | None, tuple[int, list[tuple[int, Total]]]] = {}
+        self.device = 0
+        self._forget()
+        self._views: dict[int, Ledger] = {0: self}
         with self._explained():
             if self.path == ":memory:":
                 self._connection = _connect(self.path)
@@ -140,6 +150,37 @@ class Ledger:
         except BaseException:
             self._connection.close()
             raise
+
+    def of(self, device: int) -> Ledger:
+        """The ledger of another device in the same file. Each has its own serials, charges, outbox and budgets."""
+        if device < 0:
+            raise LedgerError(f"there is no device {device}: devices of one file are numbered from 0. {NOTHING_SENT}")
+        if device not in self._views:
+            view: Ledger = Ledger.__new__(Ledger)
+            view.path, view.device, view._connection, view._views = self.path, device, self._connection, self._views
+            view._forget()
+            self._views[device] = view
+        return self._views[device]
+
+    @contextlib.contextmanager
+    def together(self) -> Generator[None]:
+        """Write what devices of this file do in here as one transaction: on disk, all of it, when this returns.
+
+        Each call is still all or nothing by itself: one that a budget refuses leaves the others as they are. If the
+        whole cannot be written, nothing of it was, and nothing of it may be sent.
+        """
+        try:
+            with self._transaction("immediate"):
+                yield
+        except BaseException:
+            for view in self._views.values():
+                view._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Totals were read from charges that may not have been written: read them again."""
+        self._seen: dict[bytes | None, _Seen] = {}
+        self._front: dict[bytes | None, tuple[int, list[tuple[int, Total]]]] = {}
 
     def close(self) -> None:
         self._connection.close()
@@ -164,9 +205,49 @@ class Ledger:
         if n < 0:
             raise LedgerError(f"{n} serials cannot be taken. {NOTHING_SENT} Ask for the number of new samples.")
         with self._transaction("immediate"):
-            first = self._next_serial()
-            self._connection.execute("update serial set next = ?", (first + n,))
-        return range(first, first + n)
+            return self._take_serials(n)
+
+    # Samples that wait
+
+    def keep(self, task: bytes, samples: Sequence[bytes], *, source: str | None = None, taken: int = 0) -> range:
+        """Keep sensed samples until a step of the task gives them; their serials.
+
+        `source` and `taken` note in the same transaction how many samples were read from where, so that after a crash
+        none of them is read a second time.
+        """
+        with self._transaction("immediate"):
+            write = self._connection.execute
+            write("insert into task (hash) values (?) on conflict do nothing", (task,))
+            serials = self._take_serials(len(samples))
+            for serial, body in zip(serials, samples, strict=True):
+                write(
+                    "insert into waiting (device, task, serial, body) values (?, ?, ?, ?)",
+                    (self.device, task, serial, body),
+                )
+            if source is not None:
+                write(_WRITE_SOURCE, (self.device, source, taken))
+        return serials
+
+    def waiting(self, task: bytes) -> tuple[Waiting, ...]:
+        """The samples of this task that no step has given, oldest first."""
+        with self._transaction("deferred"):
+            rows = self._connection.execute(
+                "select serial, body from waiting where device = ? and task = ? order by serial", (self.device, task)
+            )
+            return tuple(Waiting(*row) for row in rows)
+
+    def discard(self, serials: Iterable[int]) -> None:
+        """Forget samples that wait: they are never given."""
+        with self._transaction("immediate"):
+            self._discard(serials)
+
+    def taken(self, source: str) -> int:
+        """How many samples were read from a source, over all tasks."""
+        with self._transaction("deferred"):
+            row = self._connection.execute(
+                "select taken from source where device = ? and name = ?", (self.device, source)
+            ).fetchone()
+            return 0 if row is None else row[0]
 
     # Charge, then send
 
@@ -178,9 +259,13 @@ class Ledger:
         *,
         outbox: Mapping[int, bytes] | None = None,
         state: bytes | None = None,
+        given: Iterable[int] = (),
+        done: Iterable[int] = (),
     ) -> None:
         """Write one step of a task: its charges, its sealed messages by sequence number, and the protocol's state.
 
+        `given` are serials of waiting samples that it used: they wait no more. `done` are messages that these replace
+        or that were refused for good: their bytes are forgotten.
         All of it or nothing, on disk when this returns. Raises `BudgetExhausted` where any of the budgets does not
         allow the charges; then nothing was written and nothing may be sent.
         """
@@ -189,21 +274,28 @@ class Ledger:
             write = self._connection.execute
             write("insert into task (hash) values (?) on conflict do nothing", (task,))
             for charge in charges:
-                write(_INSERT_CHARGE, _row(charge))
+                write(_INSERT_CHARGE, (*_row(charge), self.device))
+            self._discard(given)
+            for seq in done:
+                write(_ACKNOWLEDGE, (None, self.device, task, seq))
             for seq, body in (outbox or {}).items():
-                if write("select 1 from outbox where task = ? and seq = ?", (task, seq)).fetchone():
+                if self._written(task, seq):
                     raise LedgerError(
                         f"task {_name(task)}: message {seq} was written before. {NOTHING_SENT} "
                         "Send the bytes of `resend`, or seal the new message under `next_seq`."
                     )
-                write("insert into outbox (task, seq, body) values (?, ?, ?)", (task, seq, body))
+                write(
+                    "insert into outbox (device, task, seq, body) values (?, ?, ?, ?)", (self.device, task, seq, body)
+                )
             if state is not None:
-                write(_WRITE_STATE, (task, state))
+                write(_WRITE_STATE, (self.device, task, state))
 
     def next_seq(self, task: bytes) -> int:
         """The number under which this task's next message is sealed."""
         with self._transaction("deferred"):
-            row = self._connection.execute("select max(seq) from outbox where task = ?", (task,)).fetchone()
+            row = self._connection.execute(
+                "select max(seq) from outbox where device = ? and task = ?", (self.device, task)
+            ).fetchone()
             return 0 if row[0] is None else row[0] + 1
 
     def resend(self, task: bytes | None = None) -> tuple[Outgoing, ...]:
@@ -211,28 +303,37 @@ class Ledger:
         with self._transaction("deferred"):
             rows = self._connection.execute(
                 "select task, seq, body from outbox "
-                "where acknowledged = 0 and (?1 is null or task = ?1) order by rowid",
-                (task,),
+                "where acknowledged = 0 and device = ?2 and (?1 is null or task = ?1) order by rowid",
+                (task, self.device),
             )
             return tuple(Outgoing(*row) for row in rows)
 
-    def acknowledge(self, task: bytes, seq: int) -> None:
-        """The server has it: forget the bytes. A second acknowledgement changes nothing."""
+    def acknowledge(self, task: bytes, seq: int, receipt: bytes | None = None) -> None:
+        """The server has it: forget the bytes, keep its receipt. A second acknowledgement changes nothing."""
         with self._transaction("immediate"):
-            if not self._connection.execute("select 1 from outbox where task = ? and seq = ?", (task, seq)).fetchone():
+            if not self._written(task, seq):
                 raise LedgerError(
                     f"task {_name(task)}: message {seq} was acknowledged and never written here. Nothing was changed. "
                     "Look whether two devices share one key."
                 )
-            self._connection.execute(
-                "update outbox set acknowledged = 1, body = null where task = ? and seq = ? and acknowledged = 0",
-                (task, seq),
+            self._connection.execute(_ACKNOWLEDGE, (receipt, self.device, task, seq))
+
+    def receipts(self, task: bytes | None = None) -> tuple[bytes, ...]:
+        """What the server gave for the messages that it acknowledged, oldest first."""
+        with self._transaction("deferred"):
+            rows = self._connection.execute(
+                "select receipt from outbox where receipt is not null and device = ?2 and (?1 is null or task = ?1) "
+                "order by rowid",
+                (task, self.device),
             )
+            return tuple(row[0] for row in rows)
 
     def state(self, task: bytes) -> bytes | None:
         """The protocol's state after its last step that was written; None before the first."""
         with self._transaction("deferred"):
-            row = self._connection.execute("select body from state where task = ?", (task,)).fetchone()
+            row = self._connection.execute(
+                "select body from state where device = ? and task = ?", (self.device, task)
+            ).fetchone()
             return None if row is None else row[0]
 
     # Totals
@@ -293,18 +394,38 @@ class Ledger:
         with self._transaction("deferred"):
             rows = self._connection.execute(
                 "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, charged_at "
-                "from charge where ?1 is null or task = ?1 order by id desc",
-                (task,),
+                "from charge where device = ?2 and (?1 is null or task = ?1) order by id desc",
+                (task, self.device),
             )
             return tuple(self._charge(row) for row in rows)
 
     # Inside a transaction
 
     def _next_serial(self) -> int:
-        row = self._connection.execute("select next from serial").fetchone()
+        row = self._connection.execute("select next from serial where device = ?", (self.device,)).fetchone()
         if row is None:
-            raise self._corrupt("the counter of serials is gone")
+            if self.device == 0 or self._last_charge():
+                raise self._corrupt("the counter of serials is gone")
+            return 0
         return row[0]
+
+    def _take_serials(self, n: int) -> range:
+        first = self._next_serial()
+        if not self._connection.execute("select 1 from serial where device = ?", (self.device,)).fetchone():
+            self._connection.execute("insert into serial (device, next) values (?, 0)", (self.device,))
+        self._connection.execute("update serial set next = ? where device = ?", (first + n, self.device))
+        return range(first, first + n)
+
+    def _discard(self, serials: Iterable[int]) -> None:
+        self._connection.executemany(
+            "delete from waiting where device = ? and serial = ?", [(self.device, serial) for serial in serials]
+        )
+
+    def _written(self, task: bytes, seq: int) -> bool:
+        found = self._connection.execute(
+            "select 1 from outbox where device = ? and task = ? and seq = ?", (self.device, task, seq)
+        )
+        return found.fetchone() is not None
 
     def _check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
         if not charges:
@@ -364,7 +485,8 @@ class Ledger:
 
     def _spans(self, task: bytes | None, first: int, last: int) -> Iterator[Priced]:
         """The charges that meet serials first to last, cut to them."""
-        rows = self._connection.execute(_OVERLAPPING, {"task": task, "first": first, "last": last})
+        wanted = {"device": self.device, "task": task, "first": first, "last": last}
+        rows = self._connection.execute(_OVERLAPPING, wanted)
         for loss, a, b, times in rows.fetchall():
             yield a, b, self._total(loss, times)
 
@@ -373,7 +495,7 @@ class Ledger:
         seen = self._seen.setdefault(task, _Seen())
         last = self._last_charge()
         if last > seen.last:
-            since = {"seen": seen.last, "task": task}
+            since = {"seen": seen.last, "task": task, "device": self.device}
             losses = self._connection.execute(
                 f"select device_loss, count(*) {_SINCE} group by device_loss", since
             ).fetchall()
@@ -390,7 +512,8 @@ class Ledger:
         last = self._last_charge()
         if last > seen:
             first_sample, last_sample = self._connection.execute(
-                f"select min(first_sample), max(last_sample) {_SINCE}", {"seen": seen, "task": task}
+                f"select min(first_sample), max(last_sample) {_SINCE}",
+                {"seen": seen, "task": task, "device": self.device},
             ).fetchone()
             if first_sample is not None:
                 kept = undominated([*front(self._spans(task, first_sample, last_sample)), *kept])
@@ -398,7 +521,9 @@ class Ledger:
         return kept
 
     def _last_charge(self) -> int:
-        return self._connection.execute("select coalesce(max(id), 0) from charge").fetchone()[0]
+        return self._connection.execute(
+            "select coalesce(max(id), 0) from charge where device = ?", (self.device,)
+        ).fetchone()[0]
 
     def _loss(self, text: str) -> Loss:
         try:
@@ -461,15 +586,23 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self, kind: Literal["deferred", "immediate"]) -> Generator[None]:
+        """One transaction; inside `together`, a part of it that succeeds or fails by itself."""
         with self._explained():
-            self._connection.execute(f"begin {kind}")
+            inner = self._connection.in_transaction
+            begin, end, undo = f"begin {kind}", "commit", ("rollback",)
+            if inner:
+                begin, end, undo = "savepoint step", "release step", ("rollback to step", "release step")
+            self._connection.execute(begin)
             try:
                 yield
-                self._connection.execute("commit")
+                self._connection.execute(end)
             except BaseException:
                 if self._connection.in_transaction:
                     with contextlib.suppress(sqlite3.Error):  # what was not committed is gone either way
-                        self._connection.execute("rollback")
+                        for statement in undo:
+                            self._connection.execute(statement)
+                if inner:
+                    self._forget()
                 raise
 
     @contextlib.contextmanager
@@ -513,27 +646,39 @@ class Ledger:
 
 _INSERT_CHARGE = """
 insert into charge (task, mechanism, loss, device_loss, unit, adjacency, observer, scope,
-                    first_sample, last_sample, level, charged_at)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    first_sample, last_sample, level, charged_at, device)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 _WRITE_STATE = """
-insert into state (task, body) values (?, ?) on conflict (task) do update set body = excluded.body
+insert into state (device, task, body) values (?, ?, ?)
+on conflict (device, task) do update set body = excluded.body
 """
 
-_SINCE = "from charge where id > :seen and (:task is null or task = :task)"
+_WRITE_SOURCE = """
+insert into source (device, name, taken) values (?, ?, ?)
+on conflict (device, name) do update set taken = excluded.taken
+"""
+
+_ACKNOWLEDGE = """
+update outbox set acknowledged = 1, body = null, receipt = ?
+where device = ? and task = ? and seq = ? and acknowledged = 0
+"""
+
+_SINCE = "from charge where device = :device and id > :seen and (:task is null or task = :task)"
 
 # Each level that occurs, then a range of the index in each: a span of that level which meets the serials begins no
 # more than 2^level before them.
 _OVERLAPPING = """
 with recursive present (level) as (
-    select min(level) from charge
+    select min(level) from charge where device = :device
     union all
-    select (select min(level) from charge where level > present.level) from present where present.level is not null
+    select (select min(level) from charge where device = :device and level > present.level)
+    from present where present.level is not null
 )
 select loss, max(first_sample, :first), min(last_sample, :last), count(*)
 from present cross join charge on charge.level = present.level
-where first_sample between :first - (1 << present.level) and :last and last_sample >= :first
+where device = :device and first_sample between :first - (1 << present.level) and :last and last_sample >= :first
   and (:task is null or task = :task)
 group by 1, 2, 3
 """
