@@ -20,6 +20,7 @@ from crowdml.cli.demo import demo
 from crowdml.cli.ledger import ledger
 from crowdml.cli.output import close_quietly, say_error
 from crowdml.cli.reproduce import reproduce
+from crowdml.cli.serve import serve
 from crowdml.cli.simulate import simulate
 from crowdml.cli.task import task
 from crowdml.errors import CrowdmlError
@@ -58,7 +59,7 @@ class Commands(click.Group):
                 f"{place}{error.strerror or error}. Nothing was left half-written. See to the disk and try again."
             )
         except ModuleNotFoundError as error:
-            say_error(f"{error.name} is not installed, and this command needs it; run `pip install 'crowdml[sim]'`.")
+            say_error(f"{error.name} is not installed, and this command needs it; run `pip install 'crowdml[all]'`.")
         return 1
 
 
@@ -75,7 +76,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, simulate, reproduce, task, data, ledger, bench):
+for command in (demo, serve, simulate, reproduce, task, data, ledger, bench):
     cli.add_command(command)
 
 
