@@ -47,7 +47,7 @@ def run_python(page: Page, *, slow: bool) -> None:
             assert not failed, printed.getvalue()
             names.update(test.globs)
             continue
-        code = compile("\n" * block.line + block.text, str(page.path), "exec")
+        code = compile("\n" * block.line + block.text, str(page.path), "exec", dont_inherit=True)
         with contextlib.redirect_stdout(printed):
             exec(code, names)
         if block.shown is not None:

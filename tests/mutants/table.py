@@ -345,8 +345,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "sample used twice: a retry is drawn anew under the old charge",
         LEDGER,
-        'if write("select 1 from outbox where task = ? and seq = ?", (task, seq)).fetchone():',
-        'if write("delete from outbox where task = ? and seq = ? and 0", (task, seq)).fetchone():',
+        "return found.fetchone() is not None",
+        "return found is None",
         f"{CHARGED}test_resending_the_same_bytes_is_free_and_drawing_again_is_a_second_charge",
     ),
     Mutant(
@@ -366,8 +366,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "serials handed out twice",
         LEDGER,
-        '"update serial set next = ?", (first + n,)',
-        '"update serial set next = ?", (first,)',
+        "(first + n, self.device)",
+        "(first, self.device)",
         f"{CHARGED}test_serials_are_per_device_and_never_handed_out_twice",
     ),
     Mutant(
@@ -568,7 +568,8 @@ MUTANTS: tuple[Mutant, ...] = (
         LEDGER,
         "            for charge in charges:\n                write(_INSERT_CHARGE",
         "            for seq, body in (outbox or {}).items():\n"
-        '                write("insert into outbox (task, seq, body) values (?, ?, ?)", (task, seq, body))\n'
+        '                write("insert into outbox (device, task, seq, body) values (?, ?, ?, ?)",'
+        " (self.device, task, seq, body))\n"
         '            outbox = write("commit") and write("begin immediate") and None\n'
         "            for charge in charges:\n                write(_INSERT_CHARGE",
         f"{CRASHED}test_a_file_cut_between_any_two_writes_of_a_step_holds_the_step_whole_or_not_at_all",
@@ -576,7 +577,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "sent and never charged",
         LEDGER,
-        "write(_INSERT_CHARGE, _row(charge))",
+        "write(_INSERT_CHARGE, (*_row(charge), self.device))",
         "_row(charge)",
         f"{CHARGED}test_a_charge_comes_back_as_it_was_written",
     ),

@@ -51,7 +51,7 @@ class Door:
         if not private.part.within(mechanism.covers):
             raise LeakError(
                 f"Row {row!r} covers rows {mechanism.covers} of the batch, and that is what it is priced for; "
-                f"this value came from rows {private.part}. Split the batch as the table says, or change `covers` there."
+                f"this value came from rows {private.part}. Split the batch as the table says, or change its `covers`."
             )
         if any(passage.row == row for passage in self.passages):
             raise LeakError(
