@@ -1,8 +1,12 @@
-"""The limit: Crowd-ML's loop written by hand in JAX, for one model, one batch size and one noise. Nothing general.
+"""The limit: Crowd-ML's loop written by hand, for one model, one batch size and one noise. Nothing general, no guards.
 
-It does the work of the paper's Fig. 4 and no more: gather the weights that a device read from a ring, softmax gradient
-of one sample, error and label counts, projected step, put the weights into the ring. With noise: truncate to a grid,
-add 500 + 1 + 10 discrete Laplace values from a hash and a polynomial logarithm.
+It does the work of the paper's Fig. 4 and no more: read the weights that a device had from a ring, softmax gradient of
+its samples, error and label counts, projected step, put the weights into the ring. With noise: truncate to a grid, add
+500 + 1 + 10 discrete Laplace values from a hash. What ours does on top is what makes it private and general: it clips
+each sample, checks the integers, survives non-finite input, and sends what it computed as messages between handlers.
+
+How it was made fast is in docs/performance.md: weights as [classes, features], one vector of noise a step, two steps an
+iteration of the loop, an update of the ring that asks no question about bounds.
 """
 
 from __future__ import annotations
@@ -14,57 +18,69 @@ import jax.numpy as jnp
 import numpy as np
 
 U = np.uint32
+GRID = 2048.0
+"""Steps of the grid in 1."""
 
 
-def loop(ring: int, c: float, radius: float, scale: float | None, classes: int = 10) -> Any:
-    """A jitted function of (x [N, d], y [N], late [N]) -> weights, errors, label counts."""
+def scan(ring: int, c: float, radius: float, scale: float | None, classes: int = 10, unroll: int = 2) -> Any:
+    """A jitted function of x [N, b, d], y [N, b], version [N] -> weights [d, classes], errors, label counts [classes].
+
+    `ring` is a power of two above the largest staleness; `scale`, in grid steps, is that of the gradient's noise.
+    """
 
     def step(carry: Any, feed: Any) -> Any:
         weights, offered, errors, labels = carry
-        x, y, late, t = feed
-        read = offered[late & (ring - 1)]
-        scores = x @ read
-        top = scores.max()
-        p = jnp.exp(scores - top)
-        hot = jnp.arange(classes) == y
-        gradient = x[:, None] * (p / p.sum() - hot)[None, :]
-        wrong = (scores.argmax() != y).astype(jnp.int32)
-        counts = hot.astype(jnp.int32)
+        x, y, version, t, rate = feed
+        batch, size = x.shape[0], weights.size
+        read = jax.lax.dynamic_index_in_dim(offered, version & (ring - 1), keepdims=False)
+        scores = read @ x.T  # [classes, b]
+        odds = jnp.exp(scores - scores.max(0))
+        hot = jnp.arange(classes)[:, None] == y
+        gradient = (odds / odds.sum(0) - hot) @ x if batch > 1 else (odds / odds.sum(0) - hot) * x
+        wrong = (scores.argmax(0) != y).sum(dtype=jnp.int32)
+        counts = hot.sum(1, dtype=jnp.int32)
         if scale is not None:
-            steps = (gradient * 2048.0).astype(jnp.int32) + laplace(t, 0, gradient.size, scale).reshape(gradient.shape)
-            gradient = steps.astype(jnp.float32) * (1 / 2048.0)
-            wrong = wrong + laplace(t, 1, 1, 10.0)[0]
-            counts = counts + laplace(t, 2, classes, 20.0)
-        moved = weights - c / jnp.sqrt(t.astype(jnp.float32) + 1) * gradient
-        size = jnp.sqrt((moved * moved).sum())
-        moved = moved * jnp.minimum(1.0, radius / size)
-        offered = offered.at[(t + 1) & (ring - 1)].set(moved)
+            scales = np.repeat(np.array([scale, 10.0, 20.0], np.float32), [size, 1, classes])
+            noise = laplace(t, scales)
+            steps = (gradient * GRID).astype(jnp.int32) + noise[:size].reshape(gradient.shape)
+            gradient = steps.astype(jnp.float32) * (1 / GRID)
+            wrong = wrong + noise[size]
+            counts = counts + noise[size + 1 :]
+        moved = weights - rate * gradient
+        moved = moved * jnp.minimum(1.0, radius * jax.lax.rsqrt((moved * moved).sum()))
+        offered = jax.lax.dynamic_update_index_in_dim(offered, moved, (t + 1) & (ring - 1), 0)
         return (moved, offered, errors + wrong, labels + counts), None
 
-    def run(x: Any, y: Any, late: Any) -> Any:
-        zeros = jnp.zeros((x.shape[1], classes), jnp.float32)
-        start = (zeros, jnp.broadcast_to(zeros, (ring, *zeros.shape)), jnp.int32(0), jnp.zeros(classes, jnp.int32))
-        feed = (x, y, late, jnp.arange(x.shape[0], dtype=jnp.int32))
-        (weights, _, errors, labels), _ = jax.lax.scan(step, start, feed)
-        return weights, errors, labels
+    def run(x: Any, y: Any, version: Any) -> Any:
+        count, batch, features = x.shape
+        zeros = jnp.zeros((classes, features), jnp.float32)
+        start = (zeros, jnp.zeros((ring, *zeros.shape), jnp.float32), jnp.int32(0), jnp.zeros(classes, jnp.int32))
+        t = jnp.arange(count, dtype=jnp.int32)
+        feed = (x, y, version, t, c / batch / jnp.sqrt(t.astype(jnp.float32) + 1))
+        (weights, _, errors, labels), _ = jax.lax.scan(step, start, feed, unroll=unroll)
+        return weights.T, errors, labels
 
     return jax.jit(run)
 
 
-def laplace(t: Any, draw: int, size: int, scale: float) -> Any:
-    """Discrete Laplace by inverse CDF, from a counter hash: 23 bits of uniform, float32."""
-    key = (t.astype(jnp.uint32) * U(3) + U(draw)) * U(0x85EBCA6B)
-    word = (jnp.arange(size, dtype=jnp.uint32) * U(0x9E3779B9)) ^ key
+def laplace(t: Any, scales: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
+    """Discrete Laplace noise of step t, one value a scale: a fair sign and the floor of an exponential variable.
+
+    A counter hash gives 23 bits of uniform in (0, 1], a polynomial its logarithm, all in float32. floor(scale E) is
+    geometric; its zero counts for both signs, so zero comes twice as often as the discrete Laplace law has it. At
+    scales of hundreds of steps that is next to nothing, and the work is the same.
+    """
+    word = (jnp.arange(scales.size, dtype=jnp.uint32) * U(0x9E3779B9)) ^ (t.astype(jnp.uint32) * U(0x85EBCA6B))
     word = (word ^ (word >> U(16))) * U(0x7FEB352D)
     word = (word ^ (word >> U(15))) * U(0x846CA68B)
     word = word ^ (word >> U(16))
     u = ((word >> U(9)) + U(1)).astype(jnp.float32) * (1 / 8388608.0)
-    steps = jnp.floor(-scale * log(u)).astype(jnp.int32)
+    steps = (-scales * log(u)).astype(jnp.int32)
     return jnp.where((word & U(1)) == 1, steps, -steps)
 
 
 def log(u: Any) -> Any:
-    """Natural logarithm of u in (0, 1], float32, by the exponent and a polynomial on the mantissa (error 3e-8)."""
+    """Logarithm of u in (0, 1], float32, by the exponent and a polynomial on the mantissa (error below 2e-6)."""
     bits = jax.lax.bitcast_convert_type(u, jnp.int32)
     exponent = ((bits >> 23) - 127).astype(jnp.float32)
     f = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | 0x3F800000, jnp.float32) - 1.0
@@ -81,3 +97,37 @@ def _fit() -> tuple[float, ...]:
 
 
 COEFFICIENTS = _fit()
+
+
+def numpy_loop(x: Any, y: Any, version: Any, *, ring: int, c: float, radius: float, scale: float | None) -> Any:
+    """The same work at b = 1 in plain NumPy, a Python loop: x [N, 1, d], y [N, 1], version [N] -> as `scan`."""
+    rng = np.random.default_rng(0)
+    classes, (count, _, features) = 10, x.shape
+    offered = np.zeros((ring, features, classes), np.float32)
+    weights, errors, labels = offered[0].copy(), 0, np.zeros(classes, np.int64)
+    stay = {each: -np.expm1(-1 / each) for each in (scale, 10.0, 20.0) if each is not None}
+
+    def noise(each: float, size: Any = None) -> Any:
+        return rng.geometric(stay[each], size) - rng.geometric(stay[each], size)
+
+    for t in range(count):
+        row, label = x[t, 0], int(y[t, 0])
+        scores = row @ offered[version[t] & (ring - 1)]
+        residual = np.exp(scores - scores.max())
+        residual /= residual.sum()
+        residual[label] -= 1
+        gradient = np.outer(row, residual)
+        wrong, label_noise = int(scores.argmax() != label), 0
+        if scale is not None:
+            steps = (gradient * GRID).astype(np.int32) + noise(scale, gradient.shape)
+            gradient = steps.astype(np.float32) * np.float32(1 / GRID)
+            wrong, label_noise = wrong + noise(10.0), noise(20.0, classes)
+        weights = weights - np.float32(c / np.sqrt(t + 1)) * gradient
+        size = np.sqrt((weights * weights).sum())
+        if size > radius:
+            weights *= radius / size
+        offered[(t + 1) & (ring - 1)] = weights
+        errors += wrong
+        labels[label] += 1
+        labels += label_noise
+    return weights, errors, labels

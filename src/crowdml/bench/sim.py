@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from crowdml.bench import hand_written
-from crowdml.bench.timing import in_turns
+from crowdml.bench import hand_written, peers
+from crowdml.bench.timing import in_turns, ratio
 from crowdml.datasets.populations import iid
-from crowdml.protocols import find
 from crowdml.protocols.sgd import plan
 from crowdml.sim import compiled
 from crowdml.sim.crowd import Holding
@@ -20,10 +20,13 @@ from crowdml.sim.world import Delay, World
 from crowdml.task import Task, parse
 
 ROWS, DIMENSION, CLASSES, DEVICES = 60_000, 50, 10, 1000
+C, RADIUS = 30.0, 200.0
+GOALS = {"clean": 0.7, "noisy": 0.5}
+MECHANISMS = {"clean": "none", "noisy": "discrete-laplace"}
 
 
-def work(mechanism: str) -> Task:
-    """The task of Fig. 4: b = 1, 50 features in the l1 ball, 10 classes; with noise, the paper's 1/epsilon = 0.1."""
+def work(mechanism: str, batch: int = 1) -> Task:
+    """The task of Fig. 4: 50 features in the l1 ball, 10 classes; with noise, the paper's 1/epsilon = 0.1."""
     return parse(f"""
         name = "bench"
         [features]
@@ -35,52 +38,74 @@ def work(mechanism: str) -> Task:
         kind = "softmax"
         [protocol]
         kind = "sgd"
-        batch = 1
-        step = {{ c = 30.0 }}
-        radius = 200.0
+        batch = {batch}
+        step = {{ c = {C} }}
+        radius = {RADIUS}
         [privacy]
         mechanism = "{mechanism}"
         epsilon = {{ gradient = 10.0, errors = 0.1, labels = 0.1 }}
     """)
 
 
-def samples(seed: int = 0) -> tuple[Any, Any]:
-    """60,000 rows of unit l1 norm in ten blobs: the shape of MNIST in 50 components, made by code."""
+def samples(rows: int = ROWS, seed: int = 0) -> tuple[Any, Any]:
+    """Rows of unit l1 norm in ten blobs: the shape of MNIST in 50 components, made by code."""
     rng = np.random.default_rng(seed)
-    y = rng.integers(0, CLASSES, ROWS).astype(np.int32)
-    x = rng.normal(size=(CLASSES, DIMENSION))[y] + 1.5 * rng.normal(size=(ROWS, DIMENSION))
+    y = rng.integers(0, CLASSES, rows).astype(np.int32)
+    x = rng.normal(size=(CLASSES, DIMENSION))[y] + 1.5 * rng.normal(size=(rows, DIMENSION))
     return (x / abs(x).sum(1, keepdims=True)).astype(np.float32), y
 
 
-def measure(progress: Callable[[str], None], repeats: int = 7) -> dict[str, Any]:
-    x, y = samples()
-    holding = Holding(x, y, iid(ROWS, DEVICES, 0))
-    delay = Delay("uniform", 4.0)
-    schedule = lay_out(World(DEVICES, ROWS // DEVICES, request=delay, check_out=delay, check_in=delay), seed=1, batch=1, capacity=100)
-    ring = 1 << int(schedule.staleness.max()).bit_length()
-    rows = holding.rows(schedule.device[:, None], schedule.samples)[:, 0]
-    fed = (jax.device_put(x[rows]), jax.device_put(y[rows]), jax.device_put(schedule.version))
-    limits: dict[str, Callable[[], Any]] = {}
-    for name, mechanism in (("clean", "none"), ("noisy", "discrete-laplace")):
-        task = work(mechanism)
-        find(task)
-        noise = getattr(plan(task).table["gradient"], "scale", None)
-        by_hand = hand_written.loop(ring, 30.0, 200.0, None if noise is None else float(noise))
-        limits[f"hand-written scan, {name}"] = lambda f=by_hand: jax.block_until_ready(f(*fed))
-        limits[f"ours, {name}"] = lambda t=task: compiled.run(t, holding, [schedule], [1], workers=1)
-    progress("ours and the hand-written scan, in turns")
-    rates = in_turns(limits, ROWS, repeats)
-    ratios = [
-        {"key": key, "name": f"ours {key} / hand-written scan {key}",
-         "value": rates[f"ours, {key}"].value / rates[f"hand-written scan, {key}"].value,
-         "unit": "ratio", "goal": goal, "holds": False}
-        for key, goal in (("clean", 0.7), ("noisy", 0.5))
-    ]  # fmt: skip
-    for ratio in ratios:
-        ratio["holds"] = bool(ratio["value"] >= ratio["goal"])
+def measure(
+    progress: Callable[[str], None], repeats: int = 9, rows: int = ROWS, with_peers: bool = True
+) -> dict[str, Any]:
+    x, y = samples(rows)
+    holding = Holding(x, y, iid(rows, DEVICES, 0))
+    loops: dict[str, Callable[[], Any]] = {}
+    units: dict[str, float] = {}
+    ring = 1
+    for batch, label in ((1, ""), (20, ", b=20")):
+        schedules = [_schedule(rows, batch, seed) for seed in (1, 2, 3, 4)]
+        check_ins = len(schedules[0])
+        ring = 1 << max(int(each.staleness.max(initial=1)) for each in schedules).bit_length()
+        wanted = holding.rows(schedules[0].device[:, None], schedules[0].samples)
+        fed = (x[wanted], y[wanted], schedules[0].version)
+        on_device = jax.device_put(fed)
+        for kind, mechanism in MECHANISMS.items():
+            task = work(mechanism, batch)
+            scale = getattr(plan(task).table["gradient"], "scale", None)
+            by_hand = hand_written.scan(ring, C, RADIUS, None if scale is None else float(scale))
+            loops[f"hand-written scan, {kind}{label}"] = lambda f=by_hand, v=on_device: jax.block_until_ready(f(*v))
+            loops[f"ours, {kind}{label}"] = partial(compiled.run, task, holding, schedules[:1], [1], workers=1)
+            for name in (f"hand-written scan, {kind}{label}", f"ours, {kind}{label}"):
+                units[name] = check_ins
+            if batch == 1:
+                name = f"ours, {kind}, four trials at once on two threads"
+                loops[name] = partial(compiled.run, task, holding, schedules, [1, 2, 3, 4], workers=2)
+                units[name] = sum(map(len, schedules))
+                name, few = f"NumPy loop, {kind}", tuple(part[: rows // 20] for part in fed)
+                by_numpy = partial(hand_written.numpy_loop, ring=ring, c=C, radius=RADIUS, scale=scale and float(scale))
+                loops[name] = lambda f=by_numpy, v=few: f(*v)
+                units[name] = len(few[0])
+    progress("ours and loops written by hand, in turns")
+    rates = in_turns(loops, units, repeats)
+    found = [rate.row(name, "updates/s") for name, rate in rates.items()]
+    if with_peers:
+        found += peers.measure(progress, x, y, DEVICES)
     return {
         "id": "bench/sim",
-        "work": f"{ROWS} check-ins of one sample, {DIMENSION} features, {CLASSES} classes, a ring of {ring} versions",
-        "rows": [rate.row(name, "updates/s") for name, rate in rates.items()],
-        "ratios": ratios,
-    }
+        "work": f"{rows} samples, {DIMENSION} features, {CLASSES} classes, {DEVICES} devices; an update is one check-in "
+        "applied, of one sample or of b; peers: of 20 samples, in rounds of 10 devices, without noise",
+        "rows": found,
+        "ratios": [
+            ratio(kind, f"ours {kind} / hand-written scan {kind}", rates[f"ours, {kind}"],
+                  rates[f"hand-written scan, {kind}"], goal)
+            for kind, goal in GOALS.items()
+        ],
+    }  # fmt: skip
+
+
+def _schedule(rows: int, batch: int, seed: int) -> Any:
+    """Delays of up to four samples of the crowd on each leg: a check-in meets about six others on its way."""
+    delay = Delay("uniform", 4.0)
+    world = World(DEVICES, rows // DEVICES, request=delay, check_out=delay, check_in=delay)
+    return lay_out(world, seed=seed, batch=batch, capacity=100)

@@ -1,4 +1,4 @@
-"""Rates that hold on a busy machine: several timings in turns, medians, and work per CPU-second for the ratios."""
+"""Rates that hold on a busy machine: several timings in turns, medians, and ratios within each turn."""
 
 from __future__ import annotations
 
@@ -11,19 +11,33 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rate:
-    """Units of work a second, and a CPU-second of this process: median, lowest and highest of the timings."""
+    """Units of work, and how long each timing of them took: on the clock, and in CPU-seconds of this process."""
 
-    value: float
-    low: float
-    high: float
-    per_cpu_second: float
+    units: float
+    walls: tuple[float, ...]
+    cpus: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """Units a second, the median of the timings."""
+        return self.units / statistics.median(self.walls)
+
+    @property
+    def per_cpu_second(self) -> float:
+        return self.units / statistics.median(self.cpus)
 
     def row(self, name: str, unit: str) -> dict[str, Any]:
-        return {"name": name, "value": self.value, "unit": unit, "low": self.low, "high": self.high,
-                "per_cpu_second": self.per_cpu_second}  # fmt: skip
+        return {
+            "name": name,
+            "value": self.value,
+            "unit": unit,
+            "low": self.units / max(self.walls),
+            "high": self.units / min(self.walls),
+            "per_cpu_second": self.per_cpu_second,
+        }
 
 
-def in_turns(work: Mapping[str, Callable[[], Any]], units: float, repeats: int = 5) -> dict[str, Rate]:
+def in_turns(work: Mapping[str, Callable[[], Any]], units: Mapping[str, float], repeats: int = 5) -> dict[str, Rate]:
     """Time each piece of work `repeats` times, taking turns, so that a busy minute falls on all of them alike."""
     for each in work.values():
         each()  # compile, warm up
@@ -35,12 +49,40 @@ def in_turns(work: Mapping[str, Callable[[], Any]], units: float, repeats: int =
             each()
             walls[name].append(time.perf_counter() - wall)
             cpus[name].append(max(time.process_time() - cpu, 1e-9))
-    return {
-        name: Rate(
-            units / statistics.median(walls[name]),
-            units / max(walls[name]),
-            units / min(walls[name]),
-            units / statistics.median(cpus[name]),
-        )
-        for name in work
+    return {name: Rate(units[name], tuple(walls[name]), tuple(cpus[name])) for name in work}
+
+
+def ratio(key: str, name: str, ours: Rate, limit: Rate, goal: float) -> dict[str, Any]:
+    """Ours over the limit, turn by turn, and the median of that: on the clock or in CPU-seconds, whichever is steadier.
+
+    Steadier is the one whose ratios differ less between turns, lowest to highest. `measure` says which it was, and
+    the other one stands beside it.
+    """
+    found = {
+        "wall": _each(limit.walls, ours.walls, ours.units / limit.units),
+        "cpu": _each(limit.cpus, ours.cpus, ours.units / limit.units),
     }
+    measure = min(found, key=lambda kind: max(found[kind]) / min(found[kind]))
+    value = statistics.median(found[measure])
+    return {
+        "key": key,
+        "name": name,
+        "value": value,
+        "unit": "ratio",
+        "goal": goal,
+        "holds": value >= goal,
+        "low": min(found[measure]),
+        "high": max(found[measure]),
+        "measure": measure,
+        "by_wall": statistics.median(found["wall"]),
+        "by_cpu": statistics.median(found["cpu"]),
+    }
+
+
+def bound(key: str, name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
+    """A number that is to be at most `goal`."""
+    return {"key": key, "name": name, "value": value, "unit": unit, "goal": goal, "holds": value <= goal}
+
+
+def _each(limit: tuple[float, ...], ours: tuple[float, ...], units: float) -> list[float]:
+    return [units * theirs / own for theirs, own in zip(limit, ours, strict=True)]

@@ -1,0 +1,188 @@
+"""What benchmarks say, at sizes that take seconds. How fast anything is, is not asserted here."""
+
+import os
+import sys
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from crowdml import bench
+from crowdml.bench import hand_written, noise, peers, scale, sim
+from crowdml.bench.timing import Rate, bound, ratio
+from crowdml.errors import UnknownName
+from crowdml.privacy.laws import DiscreteLaplace
+
+
+def check_form(result: dict, name: str, keys: set[str]):
+    assert result["id"] == f"bench/{name}"
+    for row in result["rows"]:
+        assert {"name", "value", "unit", "low", "high"} <= set(row)
+        assert row["value"] is not None or row["note"]
+    assert {each["key"] for each in result["ratios"]} == keys
+    for each in result["ratios"]:
+        assert {"key", "name", "value", "unit", "goal", "holds"} <= set(each)
+        assert each["value"] > 0
+        assert isinstance(each["holds"], bool)
+
+
+def test_sim_prints_ours_the_loops_by_hand_and_both_ratios():
+    result = sim.measure(lambda _: None, repeats=1, rows=20_000, with_peers=False)
+    check_form(result, "sim", {"clean", "noisy"})
+    assert {each["measure"] for each in result["ratios"]} <= {"wall", "cpu"}
+    names = {row["name"] for row in result["rows"]}
+    for kind in ("clean", "noisy"):
+        assert {f"ours, {kind}", f"hand-written scan, {kind}", f"NumPy loop, {kind}", f"ours, {kind}, b=20"} <= names
+
+
+def test_noise_prints_milliseconds_for_each_law():
+    check_form(noise.measure(lambda _: None, repeats=1, count=50), "noise", {"laplace", "gaussian", "skellam"})
+
+
+def test_scale_prints_time_and_memory_for_each_number_of_devices_and_plots_them(tmp_path: Path):
+    result = scale.measure(lambda _: None, sizes=(200, 400))
+    check_form(result, "scale", {"linear", "memory"})
+    assert [point["check_ins"] for point in result["points"]] == [200, 400]
+    scale.plot(result, tmp_path / "scale.png")
+    assert (tmp_path / "scale.png").stat().st_size > 10_000
+
+
+def test_an_unknown_benchmark_is_refused_with_those_that_exist():
+    with pytest.raises(UnknownName, match="noise, sim, scale"):
+        bench.run("speed")
+
+
+def test_a_ratio_is_the_median_over_turns_of_the_steadier_clock():
+    ours = Rate(100.0, walls=(2.0, 9.0, 2.2), cpus=(2.0, 2.0, 2.0))
+    limit = Rate(100.0, walls=(1.0, 1.0, 1.0), cpus=(1.0, 1.2, 1.1))
+    found = ratio("clean", "ours / limit", ours, limit, 0.5)
+    assert found["measure"] == "cpu"
+    assert found["value"] == pytest.approx(0.55)
+    assert found["holds"]
+    assert found["by_wall"] == pytest.approx(1 / 2.2)
+
+
+def test_a_bound_holds_up_to_its_goal():
+    assert bound("laplace", "", 10.0, "ms", 10.0)["holds"]
+    assert not bound("laplace", "", 10.1, "ms", 10.0)["holds"]
+
+
+# --- peers ---
+
+
+def row_of(peer: peers.Peer) -> dict:
+    x, y = sim.samples(100)
+    (row,) = peers.measure(lambda _: None, x, y, 10, peers=(peer,))
+    return row
+
+
+def test_a_peer_that_is_missing_is_a_row_with_a_note():
+    row = row_of(peers.Peer("Nobody", "no_such_peer", "run_pfl.py"))
+    assert row["value"] is None
+    assert "CROWDML_PEER_PYTHON_NO_SUCH_PEER" in row["note"]
+
+
+def test_a_peer_whose_interpreter_does_not_run_is_a_row_with_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("CROWDML_PEER_PYTHON_JSON", str(tmp_path / "python"))
+    row = row_of(peers.Peer("Nowhere", "json", "run_pfl.py"))
+    assert row["value"] is None
+    assert "CROWDML_PEER_PYTHON_JSON" in row["note"]
+
+
+def script(folder: Path, text: str) -> peers.Peer:
+    path = folder / "peer.py"
+    path.write_text(text)
+    return peers.Peer("Script", "json", str(path), seconds=5.0)
+
+
+def test_a_peer_that_breaks_is_a_row_with_its_last_words(tmp_path: Path):
+    row = row_of(script(tmp_path, "raise SystemExit('out of clay')"))
+    assert row["value"] is None
+    assert "exit code 1" in row["note"]
+    assert "out of clay" in row["note"]
+
+
+def test_a_peer_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path):
+    text = (
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    row = row_of(script(tmp_path, text))
+    assert row["value"] is None
+    assert "stopped after 5 s" in row["note"]
+    child = int((tmp_path / "child").read_text())
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] in "ZX" or not _alive(child)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_peer_that_answers_is_a_row_with_the_median(tmp_path: Path):
+    text = (
+        "import json, sys, numpy\n"
+        "x = numpy.load(sys.argv[1])['x']\n"
+        "assert x.shape == (10, 10, 50)\n"
+        "print('noise before it')\n"
+        "print(json.dumps({'rates': [3.0, 1.0, 2.0], 'start': 0.5, 'accuracy': 0.9, 'version': 'script 1'}))\n"
+    )
+    row = row_of(script(tmp_path, text))
+    assert (row["value"], row["low"], row["high"]) == (2.0, 1.0, 3.0)
+    assert "script 1" in row["note"]
+
+
+# --- the loop by hand is an honest limit: it computes the right thing ---
+
+
+def fed(rows: int, ring: int):
+    x, y = sim.samples(rows)
+    late = np.random.default_rng(1).integers(0, ring, rows)
+    version = np.maximum(np.arange(rows) - late, 0).astype(np.int32)
+    return x[:, None], y[:, None], version
+
+
+def test_the_scan_by_hand_agrees_with_the_numpy_loop():
+    x, y, version = fed(500, 8)
+    settings = {"ring": 8, "c": 30.0, "radius": 20.0, "scale": None}
+    weights, errors, labels = hand_written.scan(**settings)(x, y, version)
+    expected, wrong, counts = hand_written.numpy_loop(x, y, version, **settings)
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
+    assert np.linalg.norm(expected) == pytest.approx(20.0, rel=1e-3)  # the projection was at work
+    assert int(errors) == wrong
+    np.testing.assert_array_equal(labels, counts)
+
+
+def test_the_scan_by_hand_learns():
+    x, y, version = fed(6000, 8)
+    weights, _, _ = hand_written.scan(8, 30.0, 200.0, None)(x, y, version)
+    assert ((x[:, 0] @ np.asarray(weights)).argmax(1) == y[:, 0]).mean() > 0.95
+
+
+@pytest.mark.parametrize("scale", [10.0, 819.4])
+def test_noise_by_hand_follows_the_discrete_laplace_law_but_for_zero(scale: float):
+    scales = np.full(500, scale, np.float32)
+    draws = np.asarray(jax.vmap(lambda t: hand_written.laplace(t, scales))(jnp.arange(400, dtype=jnp.int32))).ravel()
+    law = DiscreteLaplace(Fraction(scale).limit_denominator(10))
+    edges = np.unique(np.round(scale * np.array([0, 0.2, 0.5, 1, 1.5, 2, 3, 5])).astype(int))
+    mass = law.pmf(np.arange(1, edges[-1] + 1))
+    for low, high in pairwise(edges):
+        expected = mass[low:high].sum() / (1 + law.pmf(np.arange(1))[0])  # zero comes twice as often
+        for side in (draws, -draws):
+            share = ((side > low) & (side <= high)).mean()
+            assert share == pytest.approx(expected, abs=5 * np.sqrt(expected / draws.size))
+
+
+def test_the_logarithm_by_hand_is_close():
+    u = np.linspace(1e-7, 1, 100_001, dtype=np.float32)
+    np.testing.assert_allclose(hand_written.log(jnp.asarray(u)), np.log(u.astype(np.float64)), atol=2e-6)
