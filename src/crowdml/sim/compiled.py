@@ -106,6 +106,7 @@ def _trials(
             upto = min(end, at + longest)
             feeds = [_feed(holding, each, key, ring, at, upto) for each, key in zip(schedules, keys, strict=True)]
             feed = tuple(np.stack(leaves) for leaves in zip(*feeds, strict=True)) if loop.together else feeds[0]
+            jax.block_until_ready(carry)  # one block of samples waits while another is used, and no more
             carry, heard = loop.compiled(carry, feed, upto - at)
             if heard is not None:
                 said.append({name: np.asarray(part).take(np.arange(upto - at), axis) for name, part in heard.items()})
@@ -182,7 +183,9 @@ def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: boo
         if ring == 1:
             offered = jax.tree.map(lambda leaf: leaf[None], news)
         else:
-            offered = jax.tree.map(lambda leaf, new: leaf.at[(now + 1) & (ring - 1)].set(new), offered, news)
+            place = (now + 1) & (ring - 1)  # within the ring, so nothing need be asked about bounds
+            put = jax.lax.dynamic_update_index_in_dim
+            offered = jax.tree.map(lambda leaf, new: put(leaf, new, place, 0), offered, news)
         return (after, offered, ended), small_releases(message) if keep_said else None
 
     def block(carry: Any, feed: Any, count: Any) -> Any:

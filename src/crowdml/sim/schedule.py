@@ -50,7 +50,7 @@ def lay_out(world: World, *, seed: int, batch: int, capacity: int, most_trips: i
     everyone = np.arange(world.devices)
     possible = world.samples // batch
     trips = possible if most_trips is None else min(possible, most_trips)
-    accepted = np.zeros((world.devices, world.samples), np.int32)
+    accepted: Ints | None = None  # [M, samples] which sample a device took as its n-th; None while all took all
     held = np.zeros(world.devices, np.int64)  # accepted so far
     taken = np.zeros(world.devices, np.int64)
     following = np.zeros(world.devices, np.int64)  # the next sample to sense
@@ -69,7 +69,10 @@ def lay_out(world: World, *, seed: int, batch: int, capacity: int, most_trips: i
         sensing = live[~hears]
         fits = held[sensing] - taken[sensing] < capacity
         keep = sensing[fits]
-        accepted[keep, held[keep]] = following[keep]
+        if accepted is None and keep.size < sensing.size:
+            accepted = np.tile(np.arange(world.samples, dtype=np.int32), (world.devices, 1))
+        if accepted is not None:
+            accepted[keep, held[keep]] = following[keep]
         held[keep] += 1
         dropped += int(sensing.size - keep.size)
         following[sensing] += 1
@@ -90,7 +93,7 @@ def lay_out(world: World, *, seed: int, batch: int, capacity: int, most_trips: i
     return _in_order(rows, accepted, batch, dropped)
 
 
-def _in_order(rows: list[tuple[Any, ...]], accepted: Ints, batch: int, dropped: int) -> Schedule:
+def _in_order(rows: list[tuple[Any, ...]], accepted: Ints | None, batch: int, dropped: int) -> Schedule:
     if not rows:
         none = np.zeros(0, np.int32)
         return Schedule(none, none, np.zeros((0, batch), np.int32), none, np.zeros(0), dropped)
@@ -110,11 +113,11 @@ def _in_order(rows: list[tuple[Any, ...]], accepted: Ints, batch: int, dropped: 
     version = np.empty(count, np.int32)
     version[order[~is_arrival]] = applied[~is_arrival]
     arrivals = order[is_arrival] - count
-    rows_of = first[arrivals][:, None] + np.arange(batch)
+    taken = first[arrivals][:, None] + np.arange(batch, dtype=np.int32)
     return Schedule(
         device[arrivals],
         trip[arrivals],
-        accepted[device[arrivals][:, None], rows_of],
+        taken if accepted is None else accepted[device[arrivals][:, None], taken],
         version[arrivals],
         arrived[arrivals],
         dropped,
