@@ -1,0 +1,451 @@
+"""Writes spec/: the JSON schemas of what travels, and test vectors for a device in any language.
+
+    python tests/wire/make_vectors.py            (`make_vectors.build()` is the same as {name: text}, for the tests)
+
+Bytes are hex. Keys are those of no device. Nothing here is drawn: `Silence` stands where noise would be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+from crowdml.arrays import Samples
+from crowdml.messages import KINDS, SERVER, Envelope, encode
+from crowdml.privacy.door import Door
+from crowdml.privacy.losses import Total
+from crowdml.privacy.mechanisms import GridGaussian, GridLaplace
+from crowdml.privacy.noise import Silence
+from crowdml.privacy.private import Private, Release, Rows
+from crowdml.protocol import Context, Send, price, quote
+from crowdml.protocols import sgd
+from crowdml.task import Task, parse
+from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
+from crowdml.wire.keys import Key
+from crowdml.wire.problems import PROBLEMS, Problem
+from crowdml.wire.receipts import Receipt, chain_next, chain_start
+from crowdml.wire.requests import ENROL_PREFIX, REQUEST_PREFIX, SKEW, Enrolled, authorize, enrol
+from crowdml.wire.statements import Statement
+
+SPEC = Path(__file__).resolve().parents[2] / "spec"
+DEVICE, OTHER, SERVER_KEY = (Key.from_secret(bytes([n]) * 32) for n in (1, 2, 3))
+
+GAUSSIAN = """
+name = "vector-gaussian"
+[features]
+dimension = 3
+norm = { kind = "l2", bound = 1.0 }
+[labels]
+classes = ["a", "b", "c", "d"]
+[model]
+kind = "softmax"
+[protocol]
+kind = "sgd"
+batch = 5
+held_out = 2
+step = { c = 1.0 }
+[privacy]
+mechanism = "discrete-gaussian"
+epsilon = { gradient = 0.9, errors = 0.05, labels = 0.05 }
+delta = 1e-6
+budget = { epsilon = 1.0, samples = 100 }
+"""
+LAPLACE = """
+name = "vector-laplace"
+[features]
+dimension = 2
+norm = { kind = "l1", bound = 2.0 }
+[labels]
+classes = ["no", "yes"]
+[model]
+kind = "softmax"
+[protocol]
+kind = "sgd"
+batch = 3
+step = { c = 1.0 }
+[privacy]
+mechanism = "discrete-laplace"
+epsilon = { gradient = 2.0, labels = 0.5 }
+delta = 0.0
+"""
+TASKS = {"gaussian": parse(GAUSSIAN), "laplace": parse(LAPLACE)}
+
+# Eighths, so that JSON is exact; the last sample of each task lies outside the ball of its norm, and is clipped.
+X3 = np.array([[1, 0, 2], [-3, 4, 0], [2, -5, 1], [0, 7, -2], [24, -8, 16]], np.float32) / 8
+X2 = np.array([[3, -5], [8, 1], [-40, 24]], np.float32) / 8
+BATCHES = {"gaussian": Samples(X3, np.array([0, 3, 1, 2, 0])), "laplace": Samples(X2, np.array([1, 0, 1]))}
+WEIGHTS = {
+    "zero": {name: np.zeros(sgd.plan(task).model.shape, np.float32) for name, task in TASKS.items()},
+    "eighths": {
+        "gaussian": np.arange(-5, 7, dtype=np.float32).reshape(3, 4) / 8,
+        "laplace": np.array([[5, -3], [-2, 9]], np.float32) / 8,
+    },
+}
+
+
+def contribution(name: str, weights: str) -> tuple[Any, sgd.Gradient]:
+    """What a device would send, but for the noise."""
+    task, batch = TASKS[name], BATCHES[name]
+    door = Door(sgd.mechanisms(task), Silence())
+    params = sgd.Params(WEIGHTS[weights][name], 7)
+    context = Context(DEVICE.id, SERVER, release=door.release)
+    (send,) = sgd.contribute(task, Private(batch, Rows(0, len(batch))), params, context).effects
+    assert isinstance(send, Send)
+    return params, send.message
+
+
+def array(value: Any) -> Any:
+    """An array for reading."""
+    value = np.asarray(value)
+    little = value.dtype.newbyteorder("<").str
+    return {"dtype": little, "shape": list(value.shape), "values": value.ravel().tolist()}
+
+
+def readable(message: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name in sorted(get_type_hints(type(message))):
+        value = getattr(message, name)
+        value = value.value if isinstance(value, Release) else value
+        plain[name] = value if value is None or isinstance(value, int) else array(value)
+    return plain
+
+
+def keys() -> Any:
+    secrets = [bytes([n]) * 32 for n in (1, 2, 3)]
+    return [
+        {
+            "secret": secret.hex(),
+            "public": key.public.hex(),
+            "id": key.id,
+            "signature_of_hello": key.sign(b"hello").hex(),
+        }
+        for secret, key in ((secret, Key.from_secret(secret)) for secret in secrets)
+    ]
+
+
+def statement(name: str, check_ins: int) -> Statement:
+    """A device's totals after so many check-ins of one task, each sample used once."""
+    task = TASKS[name]
+    dearest = price(sgd.mechanisms(task)) if check_ins else Total()
+    device = quote(sgd.protocol, task).device.scaled(check_ins)
+    return Statement.of(device, check_ins * sgd.protocol.batch(task), dearest)
+
+
+def check_in(name: str, seq: int, **changes: Any) -> tuple[Envelope, Statement]:
+    body = encode(contribution(name, "eighths")[1])
+    fields = {"task": TASKS[name].hash, "sender": DEVICE.id, "to": frozenset({SERVER}), "seq": seq,
+              "kind": "sgd/gradient/1", "body": body}  # fmt: skip
+    return Envelope(**{**fields, **changes}), statement(name, seq)
+
+
+def shown(envelope: Envelope, statement: Statement) -> dict[str, Any]:
+    return {
+        "body": envelope.body.hex(),
+        "kind": envelope.kind,
+        "sender": envelope.sender,
+        "seq": envelope.seq,
+        "statement": statement.plain(),
+        "task": envelope.task.hex(),
+        "to": sorted(envelope.to),
+    }
+
+
+def envelopes() -> Any:
+    made = {
+        "a first check-in": check_in("gaussian", 1),
+        "a later one": check_in("gaussian", 300),
+        "pure losses alone": check_in("laplace", 2),
+        "an empty body to two peers": check_in(
+            "laplace", 70_000, body=b"", kind="proportions/shares/1", to=frozenset({OTHER.id, SERVER_KEY.id})
+        ),
+    }
+    valid: list[Any] = []
+    for name, (envelope, totals) in made.items():
+        data = sign(envelope, totals, DEVICE)
+        valid.append({
+            "name": name, "secret": (b"\x01" * 32).hex(), "envelope": shown(envelope, totals),
+            "packed": data[64:].hex(), "signed": data.hex(), "hash": open_signed(data).hash.hex(),
+        })  # fmt: skip
+    first, totals = made["a first check-in"]
+    packed = pack_envelope(first, totals)
+    plain = msgpack.unpackb(packed)
+
+    def our(plain: Any) -> bytes:
+        packed = plain if isinstance(plain, bytes) else bytes(msgpack.packb(plain) or b"")
+        return DEVICE.sign(b"crowdml/envelope/1" + packed) + packed
+
+    bad = {
+        "keys in another order": our(dict(reversed(plain.items()))),
+        "a key too many": our({**plain, "zzz": 0}),
+        "a seq of 0": our({**plain, "seq": 0}),
+        "a seq that is a float": our({**plain, "seq": 1.0}),
+        "a seq in a longer form than needed": our(packed.replace(b"\xa3seq\x01", b"\xa3seq\xcc\x01")),
+        "a sender in capitals": our({**plain, "sender": DEVICE.id.upper()}),
+        "a task in hex": our({**plain, "task": first.task.hex()}),
+        "recipients that are not sorted": our({**plain, "to": ["server", DEVICE.id]}),
+        "nobody to read it": our({**plain, "to": []}),
+        "a loss that is not in lowest terms": our(
+            {**plain, "statement": {**plain["statement"], "device": ["pure 2/4"]}}
+        ),
+        "bytes after the end": our(packed + b"\xc0"),
+        "nothing but a signature": our(packed)[:64],
+        "the last byte missing": our(packed)[:-1],
+    }
+    flipped = bytearray(our(packed))
+    flipped[70] ^= 1
+    forged = {
+        "a bit of the signature flipped": bytes([flipped[0] ^ 1]) + our(packed)[1:],
+        "a digit of the body flipped": _flip_body(our(packed), first.body),
+        "signed without the prefix": DEVICE.sign(packed) + packed,
+        "signed by another device": OTHER.sign(b"crowdml/envelope/1" + packed) + packed,
+    }
+    return {
+        "prefix": "crowdml/envelope/1",
+        "largest_body": LARGEST_BODY,
+        "largest_envelope": LARGEST_ENVELOPE,
+        "valid": valid,
+        "malformed": [{"name": name, "signed": data.hex(), "problem": _slug(data)} for name, data in bad.items()],
+        "forged": [
+            {"name": name, "signed": data.hex(), "public": DEVICE.public.hex()} for name, data in forged.items()
+        ],
+    }
+
+
+def _flip_body(data: bytes, body: bytes) -> bytes:
+    at = data.index(body) + len(body) - 1
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def _slug(data: bytes) -> str:
+    try:
+        open_signed(data)
+    except Problem as problem:
+        return problem.slug
+    raise AssertionError("A vector that should be refused is not.")
+
+
+def receipts() -> Any:
+    task = TASKS["gaussian"].hash
+    chain, rows = chain_start(task), []
+    for index, (device, seq) in enumerate([(DEVICE.id, 1), (OTHER.id, 1), (DEVICE.id, 2), (DEVICE.id, 2**40)], 1):
+        hash_ = hashlib.sha256(f"{device} {seq}".encode()).digest()
+        chain = chain_next(chain, task, device, seq, hash_)
+        receipt = Receipt(task, device, seq, index, hash_, chain).sign(SERVER_KEY)
+        rows.append({
+            "device": device, "seq": seq, "index": index, "hash": hash_.hex(), "chain": chain.hex(),
+            "signature": receipt.signature.hex(), "encoded": receipt.encode().hex(),
+        })  # fmt: skip
+    return {
+        "journal_prefix": "crowdml/journal/1",
+        "receipt_prefix": "crowdml/receipt/1",
+        "server_key": SERVER_KEY.public.hex(),
+        "task": task.hex(),
+        "chain_0": chain_start(task).hex(),
+        "receipts": rows,
+    }
+
+
+def requests() -> Any:
+    now = 1_800_000_000
+    asked = [
+        ("GET", f"/v1/devices/{DEVICE.id}/statement", b""),
+        ("GET", f"/v1/tasks/{TASKS['gaussian'].hash.hex()}/publication?full=1", b""),
+        ("POST", f"/v1/devices/{DEVICE.id}/withdraw", b"\x80"),
+    ]
+    tasks = tuple(sorted(task.hash.hex() for task in TASKS.values()))
+    enrolments: list[Any] = []
+    for code, wanted in (("C0DE-for-one", ()), ("AB12", tasks)):
+        body, signature = enrol(DEVICE, code, wanted)
+        enrolments.append({"code": code, "tasks": list(wanted), "body": body.hex(), "signature": signature})
+    answer = Enrolled(DEVICE.id, SERVER_KEY.public, tasks)
+    return {
+        "secret": (b"\x01" * 32).hex(),
+        "skew": SKEW,
+        "request_prefix": REQUEST_PREFIX.decode(),
+        "enrol_prefix": ENROL_PREFIX.decode(),
+        "authorization": [
+            {"method": method, "target": target, "body": body.hex(), "seconds": now,
+             "header": authorize(DEVICE, method, target, body, now=now)}
+            for method, target, body in asked
+        ],
+        "enrolment": enrolments,
+        "enrolled": {"device": DEVICE.id, "server_key": SERVER_KEY.public.hex(), "tasks": list(tasks),
+                     "encoded": answer.encode().hex()},
+    }  # fmt: skip
+
+
+def messages() -> Any:
+    return [
+        {"task": name, "kind": message.kind, "fields": readable(message), "body": encode(message).hex()}
+        for name in TASKS
+        for message in contribution(name, "eighths")
+    ]
+
+
+def protocol_sgd() -> Any:
+    """From a task to integers: everything that a device computes before the noise, and the noise it then draws."""
+    cases: list[Any] = []
+    for name, task in TASKS.items():
+        fixed = sgd.plan(task)
+        gradient = fixed.table["gradient"]
+        assert isinstance(gradient, GridGaussian | GridLaplace)
+        expected = sgd.expected(task)["sgd/gradient/1"]
+        rows: dict[str, Any] = {}
+        for row, mechanism in fixed.table.items():
+            noise = (
+                {"law": "discrete-gaussian", "sigma": str(mechanism.sigma)}
+                if isinstance(mechanism, GridGaussian)
+                else {"law": "discrete-laplace", "scale": str(getattr(mechanism, "scale", Fraction(0)))}
+            )
+            rows[row] = {
+                "first": mechanism.covers.start, "stop": mechanism.covers.stop, "noise": noise,
+                "loss": str(mechanism.loss), "device_loss": str(mechanism.device_loss),
+                "shape": list(expected[row].shape), "low": expected[row].low, "high": expected[row].high,
+            }  # fmt: skip
+        runs: list[Any] = []
+        for weights in WEIGHTS:
+            params, sums = contribution(name, weights)
+            _check_margins(task, params.weights, BATCHES[name])
+            runs.append({"weights": array(params.weights), "version": params.version, "without_noise": readable(sums)})
+        cases.append({
+            "name": name, "task": task.canonical.decode(), "hash": task.hash.hex(),
+            "grid": str(gradient.grid.step), "clip": gradient.clip,
+            "norm": "l2" if isinstance(gradient, GridGaussian) else "l1",
+            "rows": rows,
+            "statement": {"after_1": statement(name, 1).plain(), "after_3": statement(name, 3).plain()},
+            "x": array(BATCHES[name].x), "y": BATCHES[name].y.tolist(), "runs": runs,
+        })  # fmt: skip
+    return cases
+
+
+def _check_margins(task: Task, weights: Any, batch: Samples) -> None:
+    """No entry may lie so near to a whole number that another machine's `exp` could truncate it otherwise."""
+    fixed = sgd.plan(task)
+    gradient = fixed.table["gradient"]
+    assert isinstance(gradient, GridGaussian | GridLaplace)
+    used = batch[gradient.covers.start : gradient.covers.stop]
+    exact = Samples(used.x.astype(np.float64), used.y)
+    rows = fixed.model.gradients(weights.astype(np.float64), exact) / float(gradient.grid.step)
+    size = np.abs(rows).sum((1, 2)) if isinstance(gradient, GridLaplace) else np.sqrt((rows**2).sum((1, 2)))
+    scaled = rows * np.minimum(1, gradient.clip / size)[:, None, None]
+    apart = np.abs(scaled - np.round(scaled))
+    assert ((apart > 1e-3) | (apart == 0)).all(), "Choose other samples: a vector must be the same on every machine."
+
+
+def problems() -> Any:
+    example = Problem("seq-gap", "Seq 9 arrived, and 7 is next.", expected=7)
+    return {
+        "example": {"status": example.status, "body": example.encode().decode()},
+        "problems": {
+            slug: {"type": f"/problems/{slug}", "status": row.status, "title": row.title, "help": row.help}
+            for slug, row in sorted(PROBLEMS.items())
+        },
+    }
+
+
+# --- schemas: the JSON form of what travels; on the wire it is msgpack, and bytes are bytes ---
+
+
+def hexes(size: int | None = None) -> dict[str, Any]:
+    return {"type": "string", "pattern": "^[0-9a-f]*$" if size is None else f"^[0-9a-f]{{{2 * size}}}$"}
+
+
+def record(title: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, "type": "object",
+        "properties": properties, "required": sorted(properties), "additionalProperties": False, **more,
+    }  # fmt: skip
+
+
+ARRAY = {
+    "type": "object",
+    "description": "On the wire: [dtype, shape, little-endian bytes in row-major order].",
+    "properties": {
+        "dtype": {"enum": ["<i4", "<f4"]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "values": {"type": "array", "items": {"type": "number"}},
+    },
+    "required": ["dtype", "shape", "values"],
+    "additionalProperties": False,
+}
+ADDRESS = {"type": "string", "pattern": "^([0-9a-f]{32}|server)$"}
+DEVICE_ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
+WHOLE = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}
+LOSSES = {"type": "array", "maxItems": 4, "items": {"type": "string", "maxLength": 4096}}
+
+
+def schemas() -> dict[str, Any]:
+    statement_schema = record(
+        "statement", {"dearest": LOSSES, "device": LOSSES, "samples": {"type": "integer", "minimum": 0}}
+    )
+    del statement_schema["$schema"]
+    tasks = {"type": "array", "maxItems": 64, "items": hexes(32)}
+    found = {
+        "envelope": record("envelope", {
+            "body": hexes(), "kind": {"type": "string", "maxLength": 64}, "sender": DEVICE_ID, "seq": WHOLE,
+            "statement": statement_schema, "task": hexes(32),
+            "to": {"type": "array", "items": ADDRESS, "minItems": 1, "maxItems": 1024, "uniqueItems": True},
+        }),
+        "receipt": record("receipt", {
+            "chain": hexes(32), "device": DEVICE_ID, "hash": hexes(32), "index": WHOLE, "seq": WHOLE,
+            "signature": hexes(64), "task": hexes(32),
+        }),
+        "enrolment": record(
+            "enrolment",
+            {"code": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, "key": hexes(32), "tasks": tasks},
+            required=["code", "key"],
+        ),
+        "enrolled": record("enrolled", {"device": DEVICE_ID, "server_key": hexes(32), "tasks": tasks}),
+        "problem": record("problem", {
+            "type": {"enum": [f"/problems/{slug}" for slug in sorted(PROBLEMS)]}, "title": {"type": "string"},
+            "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": {"type": "string"},
+        }, additionalProperties={"type": ["string", "number", "boolean"]}),
+    }  # fmt: skip
+    for message in contribution("gaussian", "eighths"):
+        found[message.kind.replace("/", "-")] = _message_schema(message)
+    return found
+
+
+def _message_schema(message: Any) -> dict[str, Any]:
+    """From the class: which fields, which may be nil; from an example: which are arrays."""
+    properties: dict[str, Any] = {}
+    for name, hint in sorted(get_type_hints(KINDS[message.kind], include_extras=True).items()):
+        value = getattr(message, name)
+        released = any(get_origin(part) is Release for part in (hint, *get_args(hint)))
+        schema = ARRAY if released or not isinstance(value, int) else {"type": "integer", "minimum": 0}
+        properties[name] = {"anyOf": [schema, {"type": "null"}]} if type(None) in get_args(hint) else schema
+    return record(message.kind, properties)
+
+
+def build() -> dict[str, str]:
+    """Every file of spec/ by its name."""
+    vectors = {
+        "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
+        "messages": messages(), "sgd": protocol_sgd(), "problems": problems(),
+    }  # fmt: skip
+    files = {f"vectors/{name}.json": value for name, value in vectors.items()}
+    files |= {f"schemas/{name}.json": value for name, value in schemas().items()}
+    return {name: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for name, value in files.items()}
+
+
+def main() -> None:
+    files = build()
+    for name, text in files.items():
+        path = SPEC / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for path in SPEC.rglob("*.json"):
+        if path.relative_to(SPEC).as_posix() not in files:
+            path.unlink()
+    sys.stderr.write(f"Wrote {len(files)} files to spec/.\n")
+
+
+if __name__ == "__main__":
+    main()
