@@ -39,8 +39,8 @@ class Grid:
             raise ValueError(f"A clip of {clip} grid steps is outside 1 to {LARGEST_CLIP}; choose another grid step.")
         xp = namespace(rows)
         axes = tuple(range(1, rows.ndim))
-        scaled = rows * (1 / float(self.step))
-        scaled = xp.where(abs(scaled) < TOO_LARGE, scaled, 0.0)  # also what is not finite
+        usable = abs(rows) < TOO_LARGE * float(self.step)  # nor what is not finite; first, for a warning would tell too
+        scaled = xp.where(usable, rows, 0.0) * (1 / float(self.step))
         size = (
             abs(scaled).sum(axes, keepdims=True)
             if norm == "l1"
