@@ -12,6 +12,7 @@ watch data of WISDM with jogging in the place of in vehicle.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -179,20 +180,22 @@ def _noisy_batch(case: Case, sets: list[baselines.Perturbed], x: tuple[float, ..
 def _central_sgd(case: Case, sets: list[baselines.Perturbed], batch: int, *, fair: bool = False) -> Series:
     """Central SGD over the perturbed rows, each pass in a new order."""
     data, size = case.published, case.size
-    found: list[Array] = []
-    samples: Array = np.zeros(0)
-    for trial, each in enumerate(sets):
+
+    def one(trial: int) -> tuple[Array, Array]:
         chance = np.random.default_rng([size.seed, trial, batch, 7])
         rows = np.concatenate([chance.permutation(len(data.y_train)) for _ in range(size.passes)])
         order = rows[: len(rows) // batch * batch].reshape(-1, batch)
-        points, weights = baselines.central_sgd(
-            each.x, each.y, len(data.classes), order, c=case.table.central[batch], radius=LARGE, looks=size.looks
-        )
-        found.append(baselines.errors(weights, *case.test))
-        samples = points * batch
+        x, y = sets[trial].x, sets[trial].y
+        c = case.table.central[batch]
+        return baselines.central_sgd(x, y, len(data.classes), order, c=c, radius=LARGE, looks=size.looks)
+
+    with ThreadPoolExecutor(size.workers) as pool:
+        points, weights = zip(*pool.map(one, range(len(sets))), strict=True)
+    found = baselines.errors(np.stack(weights), *case.test)
     suffix, words = ("-fair", ", k-ary labels") if fair else ("", "")
     name = f"Central SGD, b = {batch}{words}"
-    return over_trials(f"central-sgd{suffix}-b{batch}", name, samples, np.stack(found), _central_label(sets, fair=fair))
+    privacy = _central_label(sets, fair=fair)
+    return over_trials(f"central-sgd{suffix}-b{batch}", name, points[0] * batch, found, privacy)
 
 
 def _decentralised(case: Case) -> Series:
