@@ -179,22 +179,27 @@ def price(table: Mapping[str, Mechanism]) -> Total:
     return max(sums, key=lambda total: total.epsilon(1e-6), default=Total.of([]))
 
 
-def check_budget(protocol: Protocol, task: Task) -> None:
-    """Refuse a task whose plan overspends its own budget with a single check-in."""
-    budget = task.privacy.budget
-    if budget is None:
-        return
-    once, batch = quote(protocol, task).sample_epsilon(), protocol.batch(task)
-    if once > budget.epsilon * (1 + Fraction(1, 10**9)):
+def check_budget(protocol: Protocol, task: Task, uses: int = 1) -> Quote:
+    """The price of a task. Refused: a plan that overspends the task's budget when samples serve `uses` times."""
+    if uses < 1:
+        raise TaskError(f"passes = {uses}: a crowd goes over its samples at least once.")
+    priced, batch, budget = quote(protocol, task), protocol.batch(task), task.privacy.budget
+    if budget is None or task.privacy.mechanism == "none":
+        return priced
+    cost = priced.sample_epsilon(uses)
+    if cost > budget.epsilon * (1 + Fraction(1, 10**9)):
+        times = "one check-in" if uses == 1 else f"{uses} check-ins (one a pass)"
         raise TaskError(
-            f"privacy.budget.epsilon = {float(budget.epsilon):g}: one check-in costs a sample {once:.4g}, "
-            f"so no device could ever send one. Allow at least {once:.4g}, or lower privacy.epsilon."
+            f"task {task.name!r}: a sample pays ε={cost:g} for {times}, and privacy.budget.epsilon = "
+            f"{float(budget.epsilon):g} is all that it may pay. Lower privacy.epsilon"
+            f"{' or the passes' if uses > 1 else ''}, or raise the budget."
         )
     if batch > budget.samples:
         raise TaskError(
-            f"privacy.budget.samples = {budget.samples}: one check-in gives {batch} samples, "
-            f"so no device could ever send one. Allow at least {batch}, or a smaller protocol.batch."
+            f"task {task.name!r}: a check-in takes {batch} samples, and privacy.budget.samples = {budget.samples} "
+            "is all that a device may give. Lower protocol.batch, or raise the budget."
         )
+    return priced
 
 
 def affordable(protocol: Protocol, task: Task, *, uses: int = 1) -> int | None:

@@ -8,7 +8,8 @@ import pytest
 from cli_runner import crowdml, refused
 
 from crowdml.cli.task import find_task, shipped, shipped_text
-from crowdml.sim.prices import check_budget
+from crowdml.protocol import check_budget
+from crowdml.protocols import find
 
 
 def written(folder: Path, text: str) -> str:
@@ -21,7 +22,7 @@ def written(folder: Path, text: str) -> str:
 def test_every_shipped_task_is_valid_and_keeps_its_own_budget(name: str):
     task = find_task(name)
     assert task.name == name
-    assert check_budget(task).sample_epsilon() <= float(task.privacy.budget.epsilon) * (1 + 1e-9)
+    assert check_budget(find(task), task).sample_epsilon() <= float(task.privacy.budget.epsilon) * (1 + 1e-9)
 
 
 def test_the_list_names_every_shipped_task():

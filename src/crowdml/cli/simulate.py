@@ -61,9 +61,10 @@ def simulate(
     report = Report(json_path, plot_path)
     found = find_task(task)
 
-    from crowdml.sim.prices import check_budget
+    from crowdml.protocol import check_budget
+    from crowdml.protocols import find
 
-    check_budget(found, passes)
+    check_budget(find(found), found, passes)
     data = _load(found, data_name, seed)
 
     import numpy as np

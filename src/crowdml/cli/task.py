@@ -68,12 +68,12 @@ def list_(json_path: str | None) -> None:
 @json_option
 def check(file_or_name: str, json_path: str | None) -> None:
     """Check TASK (a file, or a shipped name) and print its price."""
+    from crowdml.protocol import check_budget
     from crowdml.protocols import find
-    from crowdml.sim.prices import check_budget
 
     report = Report(json_path)
     found = find_task(file_or_name)
-    price = check_budget(found)
+    price = check_budget(find(found), found)
     batch = find(found).batch(found)
     result = _priced(found, price, batch)
     report.print(f"[bold]{found.name}[/bold]  {found.title}")

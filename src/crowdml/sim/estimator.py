@@ -29,12 +29,11 @@ from crowdml.privacy.losses import Total, exact
 from crowdml.privacy.mechanisms import GridGaussian, GridLaplace, Mechanism
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import Context, quote
+from crowdml.protocol import Context, check_budget, quote
 from crowdml.protocols import PROTOCOLS, find
 from crowdml.protocols.sgd import claimed_epsilon, plan, progress
 from crowdml.sim import compiled
 from crowdml.sim.crowd import Holding, Run, published, turn
-from crowdml.sim.prices import check_budget
 from crowdml.sim.schedule import Schedule, lay_out
 from crowdml.sim.world import Delay, World
 from crowdml.storage.budget import Budget
@@ -131,7 +130,7 @@ def simulate(
     `privacy.budget.samples`, and none where it holds fewer than a check-in takes: so no batch ever holds one sample
     twice. `expect` hears how many check-ins there will be in all, `tick` how many more were done.
     """
-    price, started = check_budget(task, passes), time.perf_counter()
+    price, started = check_budget(find(task), task, passes), time.perf_counter()
     if engine not in ENGINES:
         raise TaskError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}.")
     if x.shape[1] != task.features.dimension:
