@@ -17,7 +17,7 @@ from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.protocols import sgd
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
-from crowdml.wire.problems import Problem
+from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.requests import parse_authorization
 from crowdml.wire.validate import decode_message
@@ -163,3 +163,36 @@ def test_the_independent_device_draws_the_law_that_it_says(sampler, law):
     statistic = float(((seen - expected) ** 2 / expected).sum())
     freedom = len(cells)
     assert statistic < freedom + 6.5 * math.sqrt(2 * freedom) + 30
+
+
+# --- the page ---
+
+
+def headings() -> set[str]:
+    return set(re.findall(r"^#+ (.+)$", PROTOCOL.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_the_page_has_a_heading_for_every_message_kind_endpoint_and_header():
+    kinds = {"sgd/params/1", "sgd/gradient/1"}
+    endpoints = {
+        "POST /v1/devices", "GET /v1/tasks", "GET /v1/tasks/{hash}", "GET /v1/tasks/{hash}/publication",
+        "GET /v1/tasks/{hash}/publications/{version}", "POST /v1/tasks/{hash}/check-in",
+        "GET /v1/devices/{id}/statement", "POST /v1/devices/{id}/withdraw", "GET /healthz", "GET /readyz",
+        "GET /metrics", "GET /openapi.json",
+    }  # fmt: skip
+    headers = {"Authorization", "Crowdml-Signature", "Crowdml-Kind", "Crowdml-Version", "Crowdml-Next", "Crowdml-State"}
+    named = {name for heading in headings() for name in re.findall(r"`([^`]+)`", heading)}
+    assert kinds | endpoints | headers <= named
+
+
+def test_the_page_has_a_row_for_every_problem_as_the_code_says_it():
+    text = PROTOCOL.read_text(encoding="utf-8")
+    for slug, row in PROBLEMS.items():
+        assert f"| `{slug}` | {row.status} | {row.title} | {row.help} |" in text
+
+
+def test_the_page_names_every_file_of_the_specification():
+    text = PROTOCOL.read_text(encoding="utf-8")
+    for name in FILES:
+        file = name.split("/")[-1]
+        assert f"`{file}`" in text or file.removesuffix(".json") in ("sgd-params-1", "sgd-gradient-1")
