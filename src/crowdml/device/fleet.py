@@ -1,0 +1,244 @@
+"""Many devices in one process: each a real one, with its own key, ledger and outbox, over real HTTP.
+
+`join` is a fleet of one. The ledgers of a fleet lie in one SQLite file, and steps of different devices that come within
+a few milliseconds are committed together: each is on disk before its bytes are sent, at a fraction of the fsyncs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from crowdml.device.client import Client, Unreachable
+from crowdml.device.conditions import Conditions
+from crowdml.device.folder import Folder
+from crowdml.device.joining import enrol_device, pinned, recover
+from crowdml.device.runner import Clock, Commits, Ending, Member, Patience, Runner
+from crowdml.device.sources import SampleSource
+from crowdml.protocol import Protocol
+from crowdml.storage import Ledger
+from crowdml.task import Task
+from crowdml.wire.keys import Key
+from crowdml.wire.problems import Problem
+
+__all__ = ["Fleet", "Rates", "Summary"]
+
+T = TypeVar("T")
+
+GROUP_WINDOW = 0.004
+"""Seconds that a device of a fleet waits for others to be committed with it."""
+AT_ONCE = 32
+"""Enrolments under way at a time."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How a fleet is doing at one moment."""
+
+    seconds: float
+    devices: int
+    at_work: int
+    check_ins: int
+    per_second: float
+    """Over the last report's interval."""
+    p50: float
+    p99: float
+    retries: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a fleet did, and why its devices stopped. Epsilons are those of the dearest device, at `delta`."""
+
+    devices: int
+    check_ins: int
+    repeated: int
+    refused: int
+    retries: int
+    seconds: float
+    per_second: float
+    p50: float
+    p99: float
+    bytes_up: int
+    bytes_down: int
+    epsilon_sample: float
+    epsilon_device: float
+    delta: float
+    endings: dict[str, int]
+    reason: str
+    problems: dict[str, int]
+
+
+@dataclass
+class Fleet:
+    """The devices of one folder on one task. `single`: the folder of one device, as `join` makes it."""
+
+    folder: Folder
+    client: Client
+    task: Task
+    protocol: Protocol
+    devices: int = 1
+    single: bool = True
+    clock: Clock = field(default_factory=Clock)
+    patience: Patience = field(default_factory=Patience)
+    conditions: Conditions = field(default_factory=Conditions)
+    tell: Callable[[str], None] = lambda _: None
+    runners: list[Runner] = field(default_factory=list)
+
+    def keys(self) -> list[tuple[int, Key]]:
+        return [(number, self.folder.key(None if self.single else number)) for number in range(self.devices)]
+
+    async def enrol(self, code: str, ca: str | None, progress: Callable[[int], None] = lambda _: None) -> None:
+        """Enrol every device; those that the server knows already stay as they are."""
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(key: Key) -> None:
+            async with gate:
+                enrolled = await self._patiently(lambda: enrol_device(self.client, key, code, self.task.hash))
+            known = self.folder.server
+            if known is None or known.key != enrolled.server_key.hex() or known.url != self.client.url:
+                pinned(self.folder, self.client, enrolled, ca)
+            progress(1)
+
+        keys = self.keys()
+        if not self.folder.joined:
+            self.folder.ledger().close()  # it is there before the server knows the device: a missing one is a lost one
+        await one(keys[0][1])
+        async with asyncio.TaskGroup() as group:
+            for _, key in keys[1:]:
+                group.create_task(one(key))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again where the server says to wait. The owner is there, so an unreachable one is said at once."""
+        failures = 0
+        while True:
+            try:
+                return await ask()
+            except Problem as problem:
+                if problem.status not in (408, 429, 503) or failures >= 20:
+                    raise
+                await self.clock.sleep(self.patience.pause(min(failures, 4), problem.retry_after))
+                failures += 1
+
+    async def open_ledger(self) -> Ledger:
+        """The ledger; where it was lost, a new one that begins from what the server can prove."""
+        failures = 0
+        while self.folder.lost:
+            try:
+                found, exhausted = await recover(self.folder, self.client, self.keys(), self.clock)
+                self.tell(f"the ledger was lost: {found} began from a signed statement, {exhausted} as exhausted")
+            except (Unreachable, Problem) as error:
+                pause = self.patience.pause(failures, error.retry_after if isinstance(error, Problem) else None)
+                self.tell(f"the ledger is lost and the server cannot be asked: {error} Waiting {pause:.0f} s.")
+                failures += 1
+                await self.clock.sleep(pause)
+        return self.folder.ledger()
+
+    async def run(
+        self,
+        sources: Callable[[int], SampleSource],
+        *,
+        seconds: float | None = None,
+        most: int | None = None,
+        report: Callable[[Rates], None] | None = None,
+        every: float = 1.0,
+    ) -> Summary:
+        """Drive every device until it ends, or until `seconds` are over; what was charged stays in the outbox."""
+        ledger = await self.open_ledger()
+        began = time.perf_counter()
+        try:
+            commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0)
+            for number, key in self.keys():
+                view = ledger.of(number)
+                member = Member.of(self.folder, key, view, self.task, self.protocol)
+                self.runners.append(
+                    Runner(
+                        member,
+                        self.task,
+                        self.protocol,
+                        self.client,
+                        sources(number),
+                        commit=commit,
+                        conditions=self.conditions,
+                        clock=self.clock,
+                        patience=self.patience,
+                        most=most,
+                        tell=self.tell,
+                    )
+                )
+            endings = await self._drive(began, seconds, report, every)
+            return self._summary(time.perf_counter() - began, endings)
+        finally:
+            ledger.close()
+
+    async def _drive(
+        self, began: float, seconds: float | None, report: Callable[[Rates], None] | None, every: float
+    ) -> list[Ending | None]:
+        tasks = [asyncio.create_task(runner.run()) for runner in self.runners]
+        last, then = 0, began
+        try:
+            while True:
+                left = None if seconds is None else seconds - (time.perf_counter() - began)
+                pause = every if left is None else min(every, max(0.0, left))
+                done, pending = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+                now = time.perf_counter()
+                made = sum(runner.counts.check_ins for runner in self.runners)
+                if report is not None:
+                    report(self._rates(now - began, len(pending), made, (made - last) / max(now - then, 1e-9)))
+                last, then = made, now
+                if not pending or (left is not None and left <= every):
+                    break
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [None if task.cancelled() else task.result() for task in tasks]
+
+    def _rates(self, seconds: float, at_work: int, made: int, per_second: float) -> Rates:
+        p50, p99 = self._latency()
+        counts = [runner.counts for runner in self.runners]
+        retries, refused = sum(each.retries for each in counts), sum(each.refused for each in counts)
+        return Rates(seconds, len(self.runners), at_work, made, per_second, p50, p99, retries, refused)
+
+    def _latency(self) -> tuple[float, float]:
+        taken = [second for runner in self.runners for second in runner.counts.seconds]
+        if not taken:
+            return 0.0, 0.0
+        low, high = np.percentile(np.asarray(taken), [50, 99])
+        return float(low), float(high)
+
+    def _summary(self, seconds: float, endings: Sequence[Ending | None]) -> Summary:
+        counts, delta = [runner.counts for runner in self.runners], self.task.privacy.delta
+        tops = [runner.member.ledger.dearest_sample(delta) for runner in self.runners]
+        samples = {top[1] for top in tops if top is not None}
+        devices = {runner.member.ledger.device_total() for runner in self.runners}
+        made, (p50, p99) = sum(each.check_ins for each in counts), self._latency()
+        ended = [ending for ending in endings if ending is not None]
+        return Summary(
+            devices=len(self.runners),
+            check_ins=made,
+            repeated=sum(each.repeated for each in counts),
+            refused=sum(each.refused for each in counts),
+            retries=sum(each.retries for each in counts),
+            seconds=seconds,
+            per_second=made / max(seconds, 1e-9),
+            p50=p50,
+            p99=p99,
+            bytes_up=self.client.bytes_up,
+            bytes_down=self.client.bytes_down,
+            epsilon_sample=max((total.epsilon(delta) for total in samples), default=0.0),
+            epsilon_device=max((total.epsilon(delta) for total in devices), default=0.0),
+            delta=delta,
+            endings=dict(Counter("time" if ending is None else ending.kind for ending in endings)),
+            reason=ended[0].reason if ended else "The time was over.",
+            problems=dict(sum((each.problems for each in counts), Counter())),
+        )

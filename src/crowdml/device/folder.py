@@ -1,0 +1,295 @@
+"""A device's folder: its key, its ledger, what its owner accepted, and the server that it talks to.
+
+    key.pem         the device's own key (fleet: keys/000000.pem, ...)
+    ledger.sqlite   charges, outbox, waiting samples, receipts
+    device.json     the server's address and key, the owner's budget
+    consent.json    which tasks the owner accepted, what was shown, who accepted it and when
+    tasks/          those tasks, byte for byte
+
+The folder has mode 0700 and its files 0600. A file is replaced whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
+from crowdml.privacy.losses import Unbounded
+from crowdml.protocol import Protocol, affordable, quote
+from crowdml.protocols import find
+from crowdml.storage import Budget, Ledger
+from crowdml.task import Task, from_canonical
+from crowdml.wire.keys import Key
+
+__all__ = ["Consent", "Folder", "OwnerBudget", "Server", "offer", "readable_task"]
+
+LEDGER, DEVICE, CONSENT, KEY, LOCK = "ledger.sqlite", "device.json", "consent.json", "key.pem", "lock"
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server that the owner named, and the key by which it signs receipts, from the first enrolment on."""
+
+    url: str
+    key: str  # hex
+    ca: str | None = None
+
+
+@dataclass(frozen=True)
+class OwnerBudget:
+    """What the owner permits over all tasks: any one sample's total, samples in a life, and the device's total."""
+
+    epsilon: str
+    samples: int
+    device_epsilon: str | None = None
+    delta: float = 1e-6
+
+    @property
+    def budget(self) -> Budget:
+        device = None if self.device_epsilon is None else Fraction(self.device_epsilon)
+        return Budget(Fraction(self.epsilon), self.delta, self.samples, device)
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the owner was shown and accepted. The hash pins the task: an edited one is another."""
+
+    task: str  # hex
+    name: str
+    title: str
+    collects: str
+    promises: tuple[str, ...]
+    epsilon_sample: float
+    epsilon_device: float
+    """After all the check-ins that the task's own budget allows; after one, where it names none."""
+    check_ins: int | None
+    delta: float
+    by: str = ""
+    at: str = ""
+
+
+def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
+    """The task behind the bytes, if its hash is the one asked for and a device may run it at all."""
+    found = hashlib.sha256(data).digest()
+    if found != expected:
+        raise TaskError(
+            f"the server sent a task with hash {found.hex()[:12]}, and {expected.hex()[:12]} was asked for. "
+            "Nothing was sent. Ask whoever runs the study."
+        )
+    task = from_canonical(data)
+    protocol = find(task)
+    if task.as_published:
+        raise TaskError(f"task {task.name!r} is as published, with a paper's own formulas: only the simulator runs it.")
+    if any(isinstance(row.loss, Unbounded) for row in quote(protocol, task).rows):
+        raise TaskError(f"task {task.name!r} would let values out without noise. No device runs it.")
+    return task, protocol
+
+
+def offer(task: Task, protocol: Protocol) -> Consent:
+    """What an owner is shown before joining: computed from the task itself, not from what the server says."""
+    priced, most = quote(protocol, task), affordable(protocol, task)
+    return Consent(
+        task.hash.hex(),
+        task.name,
+        task.title,
+        task.collects,
+        tuple(row.mechanism.promise for row in priced.rows),
+        priced.sample_epsilon(),
+        priced.device_epsilon(1 if most is None else most),
+        most,
+        priced.delta,
+    )
+
+
+class Folder:
+    """One device's folder, or that of a fleet."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def make(self) -> None:
+        """Make it, for its owner alone. An existing folder is kept, and shut to others."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.name == "posix" and self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o700)
+        except OSError as error:
+            raise DataError(
+                f"The folder {self.path} cannot be made: {error.strerror}. Name another --folder."
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """One process at a time: two would give the same samples twice."""
+        self.make()
+        handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.name == "posix":
+                import fcntl
+
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise CrowdmlError(
+                        f"Another process works in {self.path}. Nothing was done. "
+                        "Stop it first, or name another --folder."
+                    ) from error
+            yield
+        finally:
+            os.close(handle)
+
+    # --- keys ---
+
+    def key(self, number: int | None = None) -> Key:
+        """The device's key; made where this folder has never joined anything. `number`: of a device of a fleet."""
+        path = self.path / KEY if number is None else self.path / "keys" / f"{number:06d}.pem"
+        if not path.exists() and (number is not None or not self.joined):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            Key.generate().save(path)
+        return Key.load(path)
+
+    # --- what is remembered ---
+
+    @property
+    def joined(self) -> bool:
+        return self.server is not None
+
+    @property
+    def server(self) -> Server | None:
+        found = self._read(DEVICE).get("server")
+        return None if found is None else Server(**found)
+
+    def pin(self, server: Server) -> None:
+        """Remember the server. Its key never changes: one that does is another server."""
+        known = self.server
+        if known is not None and known.key != server.key:
+            raise CrowdmlError(
+                f"{server.url} signs with the key {server.key[:12]}, and this device knows its server by "
+                f"{known.key[:12]}. "
+                "Nothing was sent. Ask whoever runs the study; to join another server, use another --folder."
+            )
+        self._write(DEVICE, {**self._read(DEVICE), "server": asdict(server)})
+
+    @property
+    def budget(self) -> OwnerBudget | None:
+        found = self._read(DEVICE).get("budget")
+        return None if found is None else OwnerBudget(**found)
+
+    def set_budget(self, budget: OwnerBudget) -> None:
+        _ = budget.budget  # refuse one that cannot be kept
+        self._write(DEVICE, {**self._read(DEVICE), "budget": asdict(budget)})
+
+    @property
+    def exhausted(self) -> frozenset[int]:
+        """Devices whose ledger was lost, and of which nobody knows what they gave. They give nothing more."""
+        return frozenset(self._read(DEVICE).get("exhausted", ()))
+
+    @property
+    def recovered(self) -> frozenset[int]:
+        """Devices whose ledger began from the totals of a signed statement: which task took them is not known."""
+        return frozenset(self._read(DEVICE).get("recovered", ()))
+
+    def note_recovery(self, recovered: frozenset[int], exhausted: frozenset[int]) -> None:
+        noted = {"recovered": sorted(recovered | self.recovered), "exhausted": sorted(exhausted | self.exhausted)}
+        self._write(DEVICE, {**self._read(DEVICE), **noted})
+
+    # --- consent ---
+
+    def accept(self, task: Task, shown: Consent) -> None:
+        """Keep the task, byte for byte, and what its owner was shown."""
+        (self.path / "tasks").mkdir(mode=0o700, exist_ok=True)
+        self._replace(Path("tasks") / f"{shown.task}.json", task.canonical)
+        self._write(CONSENT, {**self._read(CONSENT), shown.task: asdict(shown)})
+
+    def consents(self) -> dict[str, Consent]:
+        found: dict[str, dict[str, Any]] = self._read(CONSENT)
+        return {hash_: replace(Consent(**each), promises=tuple(each["promises"])) for hash_, each in found.items()}
+
+    def accepted(self, hash_: bytes) -> tuple[Task, Protocol]:
+        """The task that the owner accepted under this hash, and no other."""
+        if hash_.hex() not in self.consents():
+            raise TaskError(
+                f"task {hash_.hex()[:12]} is not what the owner of this device accepted. Nothing was sent. "
+                "Join it with `crowdml join`, which shows its price first."
+            )
+        try:
+            data = (self.path / "tasks" / f"{hash_.hex()}.json").read_bytes()
+        except OSError as error:
+            raise DataError(f"The accepted task {hash_.hex()[:12]} cannot be read: {error.strerror}.") from error
+        return readable_task(data, hash_)
+
+    # --- the ledger ---
+
+    @property
+    def lost(self) -> bool:
+        """Whether this device has joined and its ledger is gone: then what it gave is not known."""
+        return self.joined and not (self.path / LEDGER).exists()
+
+    def ledger(self) -> Ledger:
+        if self.lost:
+            raise LedgerError(
+                f"the ledger {self.path / LEDGER} is not there: what this device has given is not known. Nothing was "
+                "sent. `crowdml join` asks the server for the device's last signed statement."
+            )
+        return Ledger(self.path / LEDGER)
+
+    @contextlib.contextmanager
+    def new_ledger(self) -> Generator[Ledger]:
+        """A ledger that takes the place of a lost one when it is complete."""
+        with tempfile.TemporaryDirectory(prefix=".recovery-", dir=self.path) as draft:
+            path = Path(draft) / LEDGER
+            with Ledger(path) as ledger:
+                yield ledger
+            os.replace(path, self.path / LEDGER)  # SQLite has folded its log into the file on the last close
+            _sync(self.path)
+
+    def erase(self) -> None:
+        """Forget everything: key, ledger, samples. It cannot be undone."""
+        shutil.rmtree(self.path)
+
+    # --- files ---
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self.path / name} cannot be read: {error}. Nothing was sent. Restore it from its backup."
+            ) from error
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        self._replace(Path(name), (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def _replace(self, name: Path, data: bytes) -> None:
+        target = self.path / name
+        try:
+            handle, draft = tempfile.mkstemp(prefix=f".{name.name}-", dir=target.parent)  # mode 0600
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+            _sync(target.parent)
+        except OSError as error:
+            raise DataError(f"{target} cannot be written: {error.strerror}. See to the disk and try again.") from error
+
+
+def _sync(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

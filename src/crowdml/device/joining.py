@@ -1,0 +1,179 @@
+"""How a device comes to a server, and how it leaves: tasks to choose from, enrolment, a lost ledger, withdrawal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from crowdml.device.client import Client
+from crowdml.device.folder import Folder, Server, readable_task
+from crowdml.device.runner import Clock
+from crowdml.errors import BudgetExhausted, CrowdmlError, UnknownName
+from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded
+from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.protocol import Protocol
+from crowdml.storage import Budget, Charge, Ledger
+from crowdml.task import Task
+from crowdml.wire.envelopes import Signed, open_signed
+from crowdml.wire.keys import Key
+from crowdml.wire.packing import pack
+from crowdml.wire.problems import Problem
+from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, enrol, open_enrolled
+
+__all__ = ["Listed", "enrol_device", "fetch_task", "list_tasks", "recover", "withdraw"]
+
+LARGEST_LIST = 4 * 2**20
+LARGEST_TASK = 2**20
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A task as the server lists it: enough to choose. What it costs is computed from the task itself."""
+
+    hash: str
+    name: str
+    title: str
+    state: str
+
+
+async def list_tasks(client: Client) -> list[Listed]:
+    """GET /v1/tasks."""
+    answer = await client.request("GET", "/v1/tasks", headers={"Accept": "application/json"}, largest=LARGEST_LIST)
+    try:
+        found = json.loads(answer.body)
+        rows = found["tasks"] if isinstance(found, dict) else found
+        return [
+            Listed(str(row["hash"]), str(row["name"]), str(row.get("title", "")), str(row.get("state", "")))
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CrowdmlError(f"{client.url} answered with no list of tasks. Is it a server of this kind?") from error
+
+
+def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
+    """The one that runs, or the one that is asked for by its name or the beginning of its hash."""
+    running = [each for each in listed if each.state in ("running", "")]
+    if wanted is not None:
+        running = [each for each in listed if each.name == wanted or each.hash.startswith(wanted[:64].ljust(8, "-"))]
+    if len(running) == 1:
+        return running[0]
+    names = ", ".join(f"{each.name} ({each.hash[:12]})" for each in listed) or "none"
+    if wanted is None:
+        raise UnknownName(f"{len(running)} tasks run there; name one with --task. The server has: {names}.")
+    raise UnknownName(f"{len(running)} tasks there are called {wanted!r}. The server has: {names}.")
+
+
+async def fetch_task(client: Client, hash_: bytes) -> tuple[Task, Protocol]:
+    """The task whose SHA-256 is `hash_`, read from its own bytes; one that no device should run is refused."""
+    answer = await client.request("GET", f"/v1/tasks/{hash_.hex()}", largest=LARGEST_TASK)
+    return readable_task(answer.body, hash_)
+
+
+async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> Enrolled:
+    """POST /v1/devices. The same key again changes nothing."""
+    body, signature = enrol(key, code, (task.hex(),))
+    headers = {"Content-Type": "application/msgpack", "Crowdml-Signature": signature}
+    answer = await client.request("POST", "/v1/devices", body, headers, largest=LARGEST_ENROLMENT)
+    enrolled = open_enrolled(answer.body)
+    if enrolled.device != key.id:
+        raise CrowdmlError(f"The server enrolled device {enrolled.device}, and this one is {key.id}. Nothing was sent.")
+    if task.hex() not in enrolled.tasks:
+        raise CrowdmlError(f"The invitation does not admit this device to task {task.hex()[:12]}. Nothing was sent.")
+    return enrolled
+
+
+def pinned(folder: Folder, client: Client, enrolled: Enrolled, ca: str | None) -> None:
+    """Know this server from now on by its key."""
+    folder.pin(Server(client.url, enrolled.server_key.hex(), ca))
+
+
+async def withdraw(client: Client, key: Key, clock: Clock) -> None:
+    """POST /v1/devices/{id}/withdraw, signed. A device that the server does not know has left already."""
+    path = f"/v1/devices/{key.id}/withdraw"
+    header = authorize(key, "POST", client.prefix + path, now=clock.now())
+    try:
+        await client.request("POST", path, headers={"Authorization": header}, largest=65_536)
+    except Problem as problem:
+        if problem.slug not in ("withdrawn", "unknown-device"):
+            raise
+
+
+# --- a lost ledger ---
+
+
+async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]], clock: Clock) -> tuple[int, int]:
+    """Begin a new ledger from each device's last signed statement; how many were found, and how many are exhausted.
+
+    A server that does not answer leaves everything as it is. One that has no statement, or none that this device
+    signed, leaves the device as exhausted: nobody knows what it gave, so it gives nothing more.
+    """
+    found: dict[int, Signed] = {}
+    for number, key in keys:
+        signed = await _statement(client, key, clock)
+        if signed is not None:
+            found[number] = signed
+    exhausted = {number for number, _ in keys if number not in found}
+    with folder.new_ledger() as ledger:
+        for number, signed in found.items():
+            try:
+                _begin_from(ledger.of(number), signed, clock.utc())
+            except BudgetExhausted:  # a total that no charge can stand for
+                exhausted.add(number)
+        folder.note_recovery(frozenset(found), frozenset(exhausted))
+    return len(found), len(exhausted)
+
+
+async def _statement(client: Client, key: Key, clock: Clock) -> Signed | None:
+    path = f"/v1/devices/{key.id}/statement"
+    header = authorize(key, "GET", client.prefix + path, now=clock.now())
+    try:
+        answer = await client.request("GET", path, headers={"Authorization": header})
+        signed = open_signed(answer.body)
+    except Problem as problem:
+        if problem.status >= 500 or problem.status in (408, 429) or problem.slug == "clock":
+            raise
+        return None
+    return signed if signed.verify(key.public) and signed.statement.samples else None
+
+
+def _begin_from(ledger: Ledger, signed: Signed, now: str) -> None:
+    """One charge of each kind of loss on as many samples as were given: each as dear as the dearest was."""
+    statement, task = signed.statement, signed.envelope.task
+    span = ledger.take_serials(statement.samples)
+    device, dearest = _losses(statement.device_total), _losses(statement.dearest_total)
+    charges = [
+        Charge(
+            task,
+            "recovered",
+            dearest.get(kind, _nothing(loss)),
+            loss,
+            Observer.ANYONE,
+            Adjacency.REPLACE_SAMPLE,
+            span[0],
+            span[-1],
+            now,
+        )
+        for kind, loss in device.items()
+    ]
+    everything = Budget(Fraction(10**12), 1e-6, len(span), plan=statement.dearest_total)
+    ledger.charge(task, charges, [everything], state=pack({"seq": signed.envelope.seq, "state": None}))
+
+
+def _losses(total: Total) -> dict[str, Loss]:
+    losses: dict[str, Loss] = {}
+    if total.pure:
+        losses["pure"] = Pure(total.pure)
+    if total.zcdp:
+        losses["zcdp"] = ZCDP(total.zcdp)
+    if any(total.values):
+        losses["renyi"] = Renyi(total.orders, total.values)
+    if total.unbounded:
+        losses["unbounded"] = Unbounded()
+    return losses
+
+
+def _nothing(loss: Loss) -> Loss:
+    """No loss, of the same kind."""
+    return Renyi(loss.orders, tuple(Fraction(0) for _ in loss.orders)) if isinstance(loss, Renyi) else Pure(Fraction(0))

@@ -1,0 +1,585 @@
+"""One device's life with one task: sense, check out, compute, let out, charge, check in; again and again.
+
+The order is the promise. Whether the budgets allow a step is asked before noise is drawn; its charges, its sealed
+messages and its state are on disk before a byte is sent; and what is sent are those bytes, until the server has
+acknowledged them with a receipt that its pinned key signed. A crash anywhere between two of these steps sends nothing
+that was not charged, and nothing twice under two numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import secrets
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import msgpack
+import numpy as np
+
+from crowdml.buffer import Buffer
+from crowdml.device.client import Answer, Client, Unreachable
+from crowdml.device.conditions import Conditions
+from crowdml.device.folder import Folder
+from crowdml.device.sources import Sample, SampleSource
+from crowdml.errors import BudgetExhausted, CrowdmlError, ProtocolError
+from crowdml.messages import KINDS, SERVER, decode, seal
+from crowdml.privacy.door import Door, Passage
+from crowdml.privacy.losses import Total
+from crowdml.privacy.noise import Source, SystemSource
+from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
+from crowdml.storage import Budget, Charge, Ledger, Outgoing
+from crowdml.task import Task
+from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
+from crowdml.wire.keys import Key
+from crowdml.wire.packing import pack
+from crowdml.wire.problems import Problem
+from crowdml.wire.receipts import open_receipt
+from crowdml.wire.requests import authorize
+from crowdml.wire.statements import Statement
+
+__all__ = ["Clock", "Commits", "Counts", "Ending", "Member", "Patience", "Runner", "charges_of", "statement_after"]
+
+T = TypeVar("T")
+
+MOST_REFUSALS = 3
+"""Messages in a row that a server may refuse before a device stops: something is wrong with one of the two."""
+MSGPACK = {"Content-Type": "application/msgpack"}
+
+EndingKind = Literal["budget", "source", "limit", "stopped", "withdrawn", "revoked", "refused"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a device stopped, and the sentence for its owner."""
+
+    kind: EndingKind
+    reason: str
+
+
+@dataclass
+class Counts:
+    """What happened, for people: no sample is in it."""
+
+    check_ins: int = 0
+    repeated: int = 0
+    """Acknowledgements that the server gave before: the first did not arrive."""
+    refused: int = 0
+    retries: int = 0
+    check_outs: int = 0
+    unchanged: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
+    """How long the last check-ins took, from the request to the receipt."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time, and how to let it pass."""
+
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def utc(self) -> str:
+        return datetime.fromtimestamp(self.now(), UTC).isoformat()
+
+    def local(self) -> datetime:
+        return datetime.fromtimestamp(self.now())
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Capped exponential back-off with jitter: after the n-th failure, between half and all of first * 2^n seconds."""
+
+    first: float = 1.0
+    cap: float = 300.0
+
+    def pause(self, failures: int, asked: float | None = None) -> float:
+        """Seconds to wait; at least what the server asked for, and then spread out, so that a crowd does not return at
+        once."""
+        grown = min(self.cap, self.first * 2.0 ** min(failures, 30))
+        return grown * (0.5 + 0.5 * chance()) if asked is None else asked + grown * chance()
+
+
+def chance() -> float:
+    """Uniform in [0, 1), from the operating system."""
+    return secrets.randbits(53) / 2**53
+
+
+class Commits:
+    """Writes to a ledger; with a `window`, those that come within so many seconds of each other in one transaction.
+
+    What returns has been committed. One that is refused does not touch the others.
+    """
+
+    def __init__(self, ledger: Ledger, window: float = 0.0) -> None:
+        self._ledger, self._window = ledger, window
+        self._waiting: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        if not self._window:
+            return work()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        if not self._waiting:
+            loop.call_later(self._window, self._flush)
+        self._waiting.append((work, future))
+        return await future
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        failure: BaseException | None = None
+        try:
+            with self._ledger.together():
+                for work, future in waiting:
+                    try:
+                        outcomes.append((future, work(), None))
+                    except CrowdmlError as error:
+                        outcomes.append((future, None, error))
+        except CrowdmlError as error:  # nothing of it was written
+            failure = error
+        for future, value, error in outcomes:
+            if future.cancelled():
+                continue
+            if failure or error:
+                future.set_exception(failure or error or RuntimeError())
+            else:
+                future.set_result(value)
+        for _, future in waiting[len(outcomes) :]:
+            if not future.cancelled():
+                future.set_exception(failure or RuntimeError("a write was lost"))
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who a runner runs: a device's key, its ledger, and the server's key that receipts must be signed with."""
+
+    key: Key
+    ledger: Ledger
+    server_key: bytes
+    budgets: tuple[Budget, ...]
+
+    @staticmethod
+    def of(folder: Folder, key: Key, ledger: Ledger, task: Task, protocol: Protocol) -> Member:
+        """With the task's budget and the owner's. On doubt about what was given, nothing is allowed."""
+        server = folder.server
+        if server is None:
+            raise CrowdmlError(f"{folder.path} has not joined a server. Join with `crowdml join URL CODE`.")
+        budgets: list[Budget] = []
+        own, limit = folder.budget, task.privacy.budget
+        if limit is not None:
+            # After a lost ledger nobody knows which task took what: then all of it counts against this one.
+            whose = None if ledger.device in folder.recovered else task.hash
+            plan = quote(protocol, task).sample
+            budgets.append(Budget(limit.epsilon, task.privacy.delta, limit.samples, task=whose, plan=plan))
+        if own is not None:
+            budgets.append(own.budget)
+        if ledger.device in folder.exhausted:
+            budgets = [Budget(each.epsilon, each.delta, 0) for each in budgets]
+        return Member(key, ledger, bytes.fromhex(server.key), tuple(budgets))
+
+
+def charges_of(task: Task, passages: Iterable[Passage], first: int, now: str) -> list[Charge]:
+    """What went through the door, bound to the serials of the batch whose first sample has serial `first`."""
+    return [
+        Charge(
+            task.hash,
+            passage.row,
+            passage.mechanism.loss,
+            passage.mechanism.device_loss,
+            passage.mechanism.observer,
+            passage.mechanism.sensitivity.adjacency,
+            first + passage.part.start,
+            first + passage.part.stop - 1,
+            now,
+        )
+        for passage in passages
+    ]
+
+
+def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int, delta: float) -> Statement:
+    """The device's running totals once these charges on `samples` samples are written."""
+    price, dearest = ledger.price(charges, delta), ledger.dearest_sample(delta)
+    before = Total() if dearest is None else dearest[1]
+    fresh = price.samples >= samples  # else some were charged before, and the two may add
+    after = max(before, price.sample, key=lambda total: total.epsilon(delta)) if fresh else before + price.sample
+    return Statement.of(ledger.device_total() + price.device, ledger.samples_given() + price.samples, after)
+
+
+class Refused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """The server will not have this device, this task or this message: waiting does not help."""
+
+    def __init__(self, kind: EndingKind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind: EndingKind = kind
+
+
+class Runner:
+    """Drives the device side of a protocol for one device and one task. `run` returns when there is no more to do."""
+
+    def __init__(
+        self,
+        member: Member,
+        task: Task,
+        protocol: Protocol,
+        client: Client,
+        source: SampleSource,
+        *,
+        commit: Commits | None = None,
+        conditions: Conditions | None = None,
+        clock: Clock | None = None,
+        patience: Patience | None = None,
+        noise: Source | None = None,
+        most: int | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.member, self.task, self.protocol, self.client, self.source = member, task, protocol, client, source
+        self.commit = commit or Commits(member.ledger)
+        self.conditions, self.clock = conditions or Conditions(), clock or Clock()
+        self.patience, self.noise = patience or Patience(), noise or SystemSource()
+        self.most, self.tell = most, tell
+        self.counts = Counts()
+        self.path = f"/v1/tasks/{task.hash.hex()}"
+        self._table = protocol.mechanisms(task)
+        self._batch = protocol.batch(task)
+        self._capacity = max(self._batch, int(task.protocol.get("buffer") or 10 * self._batch))
+        self._buffer = Buffer(self._batch, self._capacity)
+        self._state: Any = protocol.device.start(task, Context(me=member.key.id)).state
+        self._seq = _read_seq(member.ledger.state(task.hash))
+        self._offer: tuple[str, Any] | None = None
+        self._pattern = _published(protocol, task)
+        self._signs_reads = False
+        self._not_before = 0.0
+        self._changed, self._room = asyncio.Event(), asyncio.Event()
+        self._ended: str | None = None
+        self._failure: BaseException | None = None
+        self._refused_in_a_row = 0
+
+    # --- the life of a device ---
+
+    async def run(self) -> Ending:
+        """Until a budget, the source, the server or `most` ends it. What waits for an acknowledgement goes first."""
+        sensing: asyncio.Task[None] | None = None
+        try:
+            await self._conditions()
+            await self._send_outbox()
+            self._restore()
+            sensing = asyncio.create_task(self._sense())
+            while self.most is None or self.counts.check_ins < self.most:
+                if not await self._ready():
+                    return Ending("source", self._ended or "The source has no more samples.")
+                stop = await self._turn()
+                if stop is not None:
+                    return Ending("stopped", stop)
+            return Ending("limit", f"{self.counts.check_ins} check-ins were made, as asked.")
+        except BudgetExhausted as error:
+            return Ending("budget", str(error))
+        except Refused as error:
+            return Ending(error.kind, str(error))
+        finally:
+            if sensing is not None:
+                sensing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sensing
+            self.source.close()
+
+    async def _conditions(self) -> None:
+        await self.conditions.wait(self.clock.local, self.clock.sleep, self.tell)
+
+    async def _pause(self) -> None:
+        """Until the window that the server named."""
+        while (left := self._not_before - self.clock.now()) > 0:
+            await self.clock.sleep(left)
+
+    def _afford(self, serials: tuple[int, ...]) -> None:
+        """Ask the budgets before any noise is drawn, for the dearest form of the step: the whole table."""
+        rows = [Passage(name, mechanism, mechanism.covers) for name, mechanism in self._table.items()]
+        charges = charges_of(self.task, rows, serials[0], self.clock.utc())
+        self.member.ledger.check(self.task.hash, charges, self.member.budgets)
+
+    async def _turn(self) -> str | None:
+        """One check-in, or none where the protocol says nothing; a reason where the protocol stops."""
+        serials, batch = self._buffer.take()  # on disk it waits until it is charged
+        self._afford(serials)
+        self._room.set()
+        await self._conditions()
+        await self._pause()
+        step = advance(self.protocol.device, self.task, self._state, Sensed(batch), self._context())
+        self._state = step.state
+        self.tell("sensed")
+        if any(isinstance(effect, CheckOut) for effect in step.effects):
+            publication = await self._check_out()
+            self.tell("checked out")
+            door = Door(self._table, self.noise)
+            context = replace(self._context(), release=door.release)
+            step = advance(self.protocol.device, self.task, self._state, publication, context)
+            await self._write(step, door, serials)
+            self._state = step.state
+            self.tell("charged")
+            await self._send_outbox()
+        return next((each.reason for each in step.effects if isinstance(each, Stop) and _holds(each.when)), None)
+
+    def _context(self) -> Context:
+        return Context(me=self.member.key.id, sender=SERVER, now=self.clock.now())
+
+    # --- sensing ---
+
+    def _restore(self) -> None:
+        """Samples that waited when this device last stopped. A batch is one span: what lies before a gap is dropped."""
+        waiting = self.member.ledger.waiting(self.task.hash)
+        start = max((i for i in range(1, len(waiting)) if waiting[i].serial != waiting[i - 1].serial + 1), default=0)
+        self.member.ledger.discard(each.serial for each in waiting[:start])
+        for each in waiting[start:]:
+            self._buffer.add(each.serial, *_unpack(each.body, self.task))
+
+    async def _sense(self) -> None:
+        """Fill the buffer while there is room; at a full one nothing is collected."""
+        ledger, name = self.member.ledger, self.source.name
+        try:
+            await self.source.skip(0 if name is None else ledger.taken(name))
+            while True:
+                room = self._capacity - len(self._buffer)
+                if room <= 0:
+                    self._room.clear()
+                    await self._room.wait()
+                    continue
+                samples = await self.source.read(room)
+                if not samples:
+                    self._ended = self.source.why_ended
+                    break
+                bodies = [_pack(sample) for sample in samples]
+                keep = partial(ledger.keep, self.task.hash, bodies, source=name, taken=self.source.taken)
+                serials = await self.commit(keep)
+                for serial, body in zip(serials, bodies, strict=True):
+                    self._buffer.add(serial, *_unpack(body, self.task))
+                self._changed.set()
+        except Exception as error:  # the main loop raises it: a task of its own would swallow it
+            self._failure = error
+        self._ended = self._ended or "The source has no more samples."
+        self._changed.set()
+
+    async def _ready(self) -> bool:
+        """Wait for a batch; false where none will come."""
+        while not self._buffer.ready:
+            if self._failure is not None:
+                raise self._failure
+            if self._ended is not None:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    # --- check-out ---
+
+    async def _check_out(self) -> Any:
+        headers = {} if self._offer is None else {"If-None-Match": self._offer[0]}
+        answer = await self._ask("GET", f"{self.path}/publication", headers=headers)
+        self.counts.check_outs += 1
+        self._window(answer)
+        if answer.headers.get("crowdml-state") == "stopped":  # say so before anything is charged for nothing
+            raise Refused("stopped", "The task is stopped. Nothing more was sent.")
+        if answer.status == 304 and self._offer is not None:
+            self.counts.unchanged += 1
+            return self._offer[1]
+        message = self._understood(answer)
+        if tag := answer.headers.get("etag"):
+            self._offer = (tag, message)
+        return message
+
+    def _understood(self, answer: Answer) -> Any:
+        """The publication, of the kind and with the shapes that the task gives it. Nothing else reaches a handler."""
+        kind = answer.headers.get("crowdml-kind", "")
+        try:
+            if kind != self._pattern.kind:
+                raise ValueError(f"it is of kind {kind[:64]!r}")
+            message = decode(kind, answer.body)
+            for entry in dataclasses.fields(message):
+                ours, theirs = (np.asarray(getattr(each, entry.name)) for each in (self._pattern, message))
+                if ours.shape != theirs.shape or ours.dtype.kind != theirs.dtype.kind:
+                    raise ValueError(f"{entry.name} has another shape or type than the task says")
+        except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
+            raise Refused("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
+        return message
+
+    def _window(self, answer: Answer) -> None:
+        """Come back around the moment that the server named, spread by half of it to either side."""
+        seconds = answer.headers.get("crowdml-next", "")
+        if seconds.isascii() and seconds.isdigit():
+            self._not_before = self.clock.now() + min(int(seconds), 86_400) * (0.5 + chance())
+
+    # --- charge, then send ---
+
+    async def _write(self, step: Step[Any], door: Door, serials: tuple[int, ...]) -> None:
+        """One transaction: charges, sealed messages, state; and the samples of the batch wait no more."""
+        ledger, key, now = self.member.ledger, self.member.key, self.clock.utc()
+        charges = charges_of(self.task, door.passages, serials[0], now)
+        statement = statement_after(ledger, charges, len(serials), self.task.privacy.delta)
+        outbox: dict[int, bytes] = {}
+        number, seq = ledger.next_seq(self.task.hash), self._seq
+        for effect in step.effects:
+            if isinstance(effect, Send) and _holds(effect.when):
+                seq += 1
+                to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
+                envelope = seal(self.task.hash, key.id, to, seq, effect.message, door)
+                outbox[number + len(outbox)] = sign(envelope, statement, key)
+        state = _write_state(step.state, seq)
+        await self.commit(
+            lambda: ledger.charge(
+                self.task.hash, charges, self.member.budgets, outbox=outbox, state=state, given=serials
+            )
+        )
+        self._seq = seq
+
+    async def _send_outbox(self) -> None:
+        """Send what was charged and not acknowledged, oldest first: the same bytes each time."""
+        while waiting := self.member.ledger.resend(self.task.hash):
+            await self._check_in(waiting[0])
+
+    async def _check_in(self, message: Outgoing) -> None:
+        started = time.perf_counter()
+        try:
+            answer = await self._ask("POST", f"{self.path}/check-in", message.body, MSGPACK)
+        except Problem as problem:
+            await self._answer_refusal(message, problem)
+            return
+        self.tell("sent")
+        self._verify(message, answer.body)
+        self._window(answer)
+        ledger, receipt = self.member.ledger, answer.body
+        await self.commit(lambda: ledger.acknowledge(self.task.hash, message.seq, receipt))
+        self.counts.check_ins += 1
+        self.counts.repeated += answer.status == 200
+        self.counts.seconds.append(time.perf_counter() - started)
+        self._refused_in_a_row = 0
+        self.tell("acknowledged")
+
+    def _verify(self, message: Outgoing, data: bytes) -> None:
+        """The receipt is for these bytes, and the server that this device knows signed it."""
+        try:
+            receipt = open_receipt(data)
+        except Problem as problem:
+            raise Refused("refused", f"The server's receipt cannot be read: {problem}") from problem
+        seq = open_signed(message.body).envelope.seq
+        digest = hashlib.sha256(message.body).digest()
+        if not receipt.answers(self.task.hash, self.member.key.id, seq, digest):
+            raise Refused("refused", f"The receipt for check-in {seq} is for another one. It stays in the outbox.")
+        if not receipt.verify(self.member.server_key):
+            raise Refused(
+                "refused",
+                f"The receipt for check-in {seq} is not signed by the server that this device joined. It stays in the "
+                "outbox. Ask whoever runs the study.",
+            )
+
+    async def _answer_refusal(self, message: Outgoing, problem: Problem) -> None:
+        expected = problem.extra.get("expected")
+        if problem.status == 409 and isinstance(expected, int) and expected >= 1:
+            self._count_refusal(problem)
+            await self._renumber(message, expected)
+        elif problem.status in (400, 413, 422):
+            self.counts.refused += 1
+            self._count_refusal(problem)
+            last = open_signed(message.body).envelope.seq - 1
+            await self._replace(message, {}, last)
+        else:
+            raise _final(problem)
+
+    def _count_refusal(self, problem: Problem) -> None:
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row > MOST_REFUSALS:
+            raise Refused("refused", f"The server refused {MOST_REFUSALS + 1} messages in a row: {problem}")
+
+    async def _renumber(self, message: Outgoing, expected: int) -> None:
+        """The server never took these bytes under their number: the same release, under the number it expects.
+
+        No noise is drawn and nothing is charged again. The old bytes go in the transaction that writes the new ones,
+        so that the release can be counted once at most.
+        """
+        signed = open_signed(message.body)
+        data = sign(replace(signed.envelope, seq=expected), signed.statement, self.member.key)
+        await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected)
+
+    async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int) -> None:
+        ledger, state = self.member.ledger, _write_state(None, seq)
+        await self.commit(lambda: ledger.charge(self.task.hash, [], [], outbox=outbox, state=state, done=[message.seq]))
+        self._seq = seq
+
+    # --- asking the server ---
+
+    async def _ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        """Ask until there is an answer: a server that is away, busy or full is asked again, later and later."""
+        failures = 0
+        while True:
+            signed = dict(headers or {})
+            if self._signs_reads and method == "GET":
+                target = self.client.prefix + path
+                signed["Authorization"] = authorize(self.member.key, method, target, body, now=self.clock.now())
+            try:
+                return await self.client.request(method, path, body, signed, largest=LARGEST_ENVELOPE)
+            except Unreachable as error:
+                pause = self.patience.pause(failures)
+                self.tell(f"waiting {pause:.0f} s: {error}")
+            except Problem as problem:
+                self.counts.problems[problem.slug] += 1
+                if problem.slug == "authorization" and not self._signs_reads:  # a closed task: read with a signature
+                    self._signs_reads = True
+                    continue
+                if problem.status not in (408, 429) and problem.status < 500:
+                    raise (_final(problem) if method == "GET" else problem) from None
+                pause = self.patience.pause(failures, problem.retry_after)
+                self.tell(f"waiting {pause:.0f} s: {problem}")
+            failures += 1
+            self.counts.retries += 1
+            await self.clock.sleep(pause)
+            await self._conditions()
+
+
+def _final(problem: Problem) -> Refused:
+    kinds: dict[str, EndingKind] = {"task-stopped": "stopped", "withdrawn": "withdrawn", "revoked": "revoked"}
+    return Refused(kinds.get(problem.slug, "refused"), f"{problem.title}: {problem.detail} {problem.help}")
+
+
+def _holds(when: Any) -> bool:
+    return when is None or bool(when)
+
+
+def _published(protocol: Protocol, task: Task) -> Any:
+    """What the server first offers: every later publication has its kind and shapes."""
+    effects = protocol.server.start(task, Context(me=SERVER)).effects
+    message = next((effect.message for effect in effects if isinstance(effect, Publish)), None)
+    if message is None or type(message) not in KINDS.values():
+        raise ProtocolError(f"protocol {protocol.name!r} offers nothing at its start, so no device can check out.")
+    return message
+
+
+def _write_state(state: Any, seq: int) -> bytes:
+    """Where the protocol stands after a step that was charged. A batch that is under way is in `waiting`, not here."""
+    if state is not None:
+        raise ProtocolError(
+            f"a device keeps no state of type {type(state).__name__} on disk yet. Nothing was sent. Let the handler "
+            "end its turn with None."
+        )
+    return pack({"seq": seq, "state": None})
+
+
+def _read_seq(data: bytes | None) -> int:
+    """The number of the last message that was sealed; the server counts from 1."""
+    return 0 if data is None else int(msgpack.unpackb(data)["seq"])
+
+
+def _pack(sample: Sample) -> bytes:
+    x = np.asarray(sample.x, "<f4").reshape(-1)
+    return struct.pack("<d", float(sample.y)) + x.tobytes()
+
+
+def _unpack(body: bytes, task: Task) -> tuple[Any, Any]:
+    (y,) = struct.unpack_from("<d", body)
+    return np.frombuffer(body, "<f4", offset=8), np.int32(y) if task.classes else np.float32(y)

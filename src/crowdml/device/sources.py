@@ -1,0 +1,289 @@
+"""Where a device's samples come from. A source is read in order and never twice. No error shows a sample.
+
+    shard:NAME          a data set of `crowdml data list`; its share is named by --shard I/N
+    csv:PATH            a row a sample: features, then the label; '-' is stdin; a first line of names is skipped
+    ndjson:PATH         a line a sample: {"x": [...], "y": label}; '-' is stdin
+    python:MODULE:NAME  a function without arguments that yields (x, y)
+
+A label is the name of a class of the task, or its index; for tasks with numbers, the number. Rows outside the ball of
+the task's features are shrunk onto it. A row that cannot be read is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import importlib
+import json
+import math
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from crowdml.errors import DataError
+from crowdml.features.norms import Norm, into_ball
+from crowdml.task import Task
+
+__all__ = ["FileSource", "LiveSource", "Sample", "SampleSource", "Share", "open_source", "parse_share"]
+
+Kind = Literal["shard", "csv", "ndjson", "python"]
+KINDS: tuple[str, ...] = ("shard:NAME", "csv:PATH", "ndjson:PATH", "python:MODULE:FUNCTION")
+POLL = 0.05
+"""Seconds between two looks of a reading thread at whether it shall stop."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """x [d] float32 within the task's ball; y a class index or a number. It has no repr that shows them."""
+
+    x: Any
+    y: float
+
+    def __repr__(self) -> str:
+        return "Sample(hidden)"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows `index`, `index + of`, `index + 2 of`, ... of a file or data set."""
+
+    index: int = 0
+    of: int = 1
+
+
+def parse_share(text: str) -> Share:
+    """'3/100', counted from 0."""
+    index, slash, of = text.partition("/")
+    if slash and index.isdecimal() and of.isdecimal() and int(index) < int(of):
+        return Share(int(index), int(of))
+    raise DataError(f"--shard {text!r}: write I/N with I below N, such as 0/10 for the first of ten.")
+
+
+class SampleSource:
+    """What a runner reads. `name` is None where there is no place to come back to, as with a live sensor."""
+
+    name: str | None = None
+    taken: int = 0
+    """Rows read so far, those that were skipped included."""
+    skipped: int = 0
+    why_ended: str = "The source has no more samples."
+
+    async def skip(self, rows: int) -> None:
+        """Go to where the last reader stopped."""
+
+    async def read(self, most: int) -> list[Sample]:
+        """Between 1 and `most` samples, as soon as there is one; none at the end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+
+
+class FileSource(SampleSource):
+    """Rows that are there already: a file, or a share of a data set."""
+
+    def __init__(self, name: str, rows: Iterable[tuple[Any, Any]], task: Task) -> None:
+        self.name, self.taken, self.skipped, self._rows, self._task = name, 0, 0, iter(rows), task
+
+    async def skip(self, rows: int) -> None:
+        self.taken += sum(1 for _ in islice(self._rows, max(0, rows - self.taken)))
+
+    async def read(self, most: int) -> list[Sample]:
+        samples: list[Sample] = []
+        while len(samples) < most:
+            rows = list(islice(self._rows, most - len(samples)))
+            if not rows:
+                break
+            self.taken += len(rows)
+            good = [sample for sample in (_sample(x, y, self._task) for x, y in rows) if sample is not None]
+            self.skipped += len(rows) - len(good)
+            samples += good
+        if not samples and self.skipped:
+            self.why_ended = f"The source has no more samples; {self.skipped} of its rows could not be read."
+        return samples
+
+
+class LiveSource(SampleSource):
+    """Rows as they come, from a thread that may block: stdin, a sensor, a function. It ends with the process."""
+
+    def __init__(self, rows: Callable[[], Iterable[tuple[Any, Any]]], task: Task, capacity: int) -> None:
+        self.taken, self.skipped, self._task = 0, 0, task
+        self._rows, self._queue = rows, queue.Queue[Sample | None](capacity)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived: asyncio.Event | None = None
+        self._closed = threading.Event()
+        self._failure: BaseException | None = None
+
+    async def read(self, most: int) -> list[Sample]:
+        if self._arrived is None:
+            self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
+            threading.Thread(target=self._pump, name="source", daemon=True).start()
+        samples: list[Sample] = []
+        while not samples:
+            self._arrived.clear()
+            ended = self._drain(samples, most)
+            if self._failure is not None and not samples:
+                raise DataError(
+                    f"The source failed: {type(self._failure).__name__}. See to it and join again."
+                ) from None
+            if ended:
+                break
+            if not samples:
+                await self._arrived.wait()
+        return samples
+
+    def _drain(self, samples: list[Sample], most: int) -> bool:
+        """Whether the end was met; it is left for the next reader."""
+        while len(samples) < most:
+            try:
+                sample = self._queue.get_nowait()
+            except queue.Empty:
+                return False
+            if sample is None:
+                self._queue.put_nowait(None)
+                return True
+            samples.append(sample)
+        return False
+
+    def _pump(self) -> None:
+        try:
+            for x, y in self._rows():
+                sample = _sample(x, y, self._task)
+                self.taken += 1
+                if sample is None:
+                    self.skipped += 1
+                elif not self._put(sample):
+                    return
+        except Exception as error:  # a thread has nobody to raise to: `read` does
+            self._failure = error
+        self._put(None)
+
+    def _put(self, sample: Sample | None) -> bool:
+        """Wait for room; false when the source was closed."""
+        while not self._closed.is_set():
+            try:
+                self._queue.put(sample, timeout=POLL)
+            except queue.Full:
+                continue
+            loop, arrived = self._loop, self._arrived
+            if loop is not None and arrived is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(arrived.set)
+            return True
+        return False
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def open_source(spec: str, task: Task, share: Share | None = None, *, seed: int | None = None) -> SampleSource:
+    """The source that `spec` names, for this task."""
+    kind, _, rest = spec.partition(":")
+    share, capacity = share or Share(), int(task.protocol.get("buffer") or 1024)
+    if kind not in ("shard", "csv", "ndjson", "python") or not rest:
+        raise DataError(f"--source {spec!r} is not known. Write one of {', '.join(KINDS)}.")
+    if kind == "shard":
+        return FileSource(f"shard:{rest}:{share.index}/{share.of}", _shard(rest, task, share, seed), task)
+    if kind == "python":
+        return LiveSource(_function(rest), task, capacity)
+    read = _csv_rows if kind == "csv" else _ndjson_rows
+    if rest == "-":
+        return LiveSource(lambda: read(sys.stdin), task, capacity)
+    path = Path(rest)
+    if not path.is_file():
+        raise DataError(f"--source {spec}: there is no file {path}.")
+    rows = islice(read(_lines(path)), share.index, None, share.of)
+    return FileSource(f"{kind}:{path.resolve()}:{share.index}/{share.of}", rows, task)
+
+
+def _shard(name: str, task: Task, share: Share, seed: int | None) -> Iterator[tuple[Any, Any]]:
+    from crowdml.datasets import load
+
+    data = load(name, normalise=cast(Norm, task.features.norm.kind), seed=seed)
+    if data.features != task.features.dimension:
+        raise DataError(
+            f"data set {name!r} has {data.features} features, and task {task.name!r} takes {task.features.dimension}."
+        )
+    return zip(data.x_train[share.index :: share.of], data.y_train[share.index :: share.of].tolist(), strict=True)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read to its end: {type(error).__name__}.") from None
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[Any, Any]]:
+    for number, row in enumerate(csv.reader(lines)):
+        if not row or (number == 0 and not _is_number(row[0])):
+            continue
+        yield row[:-1], row[-1]
+
+
+def _ndjson_rows(lines: Iterable[str]) -> Iterator[tuple[Any, Any]]:
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        yield (row.get("x"), row.get("y")) if isinstance(row, dict) else (None, None)
+
+
+def _function(rest: str) -> Callable[[], Iterable[tuple[Any, Any]]]:
+    module, colon, name = rest.rpartition(":")
+    if not colon:
+        raise DataError(f"--source python:{rest}: write python:MODULE:FUNCTION.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` has it: the owner's own file beside the command
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DataError(f"--source python:{rest}: {error}.") from error
+    return found
+
+
+def _sample(x: Any, y: Any, task: Task) -> Sample | None:
+    """None where a row is no sample of this task."""
+    label = _label(y, task)
+    try:
+        row = np.asarray(x, np.float64)
+    except (ValueError, TypeError):
+        return None
+    if label is None or row.shape != (task.features.dimension,):
+        return None
+    norm = task.features.norm
+    return Sample(into_ball(row, cast(Norm, norm.kind), float(norm.bound)), label)
+
+
+def _label(y: Any, task: Task) -> float | None:
+    if isinstance(y, str) and y.strip() in task.labels.classes:
+        return float(task.labels.classes.index(y.strip()))
+    if y is None or isinstance(y, bool) or (isinstance(y, str) and not _is_number(y)):
+        return None
+    try:
+        number = float(y)
+    except (TypeError, ValueError):
+        return None
+    if task.classes is None:
+        bound = float(task.labels.bound)
+        return min(bound, max(-bound, number)) if math.isfinite(number) else None
+    return number if number in range(task.classes) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
