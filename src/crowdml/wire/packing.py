@@ -7,6 +7,7 @@ encoding: bytes that are read and packed again are the same bytes. Writing is ms
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import msgpack
@@ -22,6 +23,11 @@ LARGEST_INTEGER = 2**63 - 1
 def pack(value: Any) -> bytes:
     """msgpack, maps in sorted order of their keys, at every depth."""
     return bytes(msgpack.packb(_sorted(value)) or b"")
+
+
+@lru_cache(maxsize=256)
+def _key(name: str) -> bytes:
+    return bytes([0xA0 | len(name)]) + name.encode()
 
 
 def _sorted(value: Any) -> Any:
@@ -41,6 +47,11 @@ class Reader:
         if len(data) > limit:
             raise Problem("too-large", f"{what} has {len(data):,} bytes; at most {limit:,} are read.", limit=limit)
         self._data, self._what, self._at = data, what, 0
+
+    @property
+    def at(self) -> int:
+        """How many bytes were read."""
+        return self._at
 
     def fail(self, why: str) -> NoReturn:
         raise Problem("malformed", f"{self._what} is refused at byte {self._at}: {why}.")
@@ -63,17 +74,16 @@ class Reader:
 
     def key(self, name: str) -> None:
         """A key of a map. Keys are sorted, so that the next one is known."""
-        expected = bytes([0xA0 | len(name)]) + name.encode()
-        end = self._at + len(expected)
-        if self._data[self._at : end] != expected:
+        expected = _key(name)
+        if not self._data.startswith(expected, self._at):
             self.fail(f"expected the key {name!r}")
-        self._at = end
+        self._at += len(expected)
 
     def text(self, name: str, longest: int) -> str:
         """A text of at most `longest` bytes."""
         first = self._byte(name)
-        if first & 0xE0 == 0xA0:
-            size = first & 0x1F
+        if 0xA0 <= first <= 0xBF:
+            size = first - 0xA0
         elif first in (0xD9, 0xDA, 0xDB):
             size = self._size(name, 1 << (first - 0xD9), least=(32, 256, 65536)[first - 0xD9])
         else:

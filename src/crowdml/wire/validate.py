@@ -7,9 +7,11 @@ is made; then every number must lie within its range.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from crowdml.messages import KINDS, decode
 from crowdml.privacy.private import Release
 from crowdml.protocol import Field
 from crowdml.wire.envelopes import LARGEST_BODY
-from crowdml.wire.packing import Reader
+from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
 
 __all__ = ["Expected", "Field", "decode_message", "validate"]
@@ -38,6 +40,68 @@ def validate(message: Any, expected: Expected) -> None:
 def decode_message(kind: str, body: bytes, expected: Expected) -> Any:
     """The message behind the bytes, exactly as expected; what was released is a Release, stamped as received."""
     fields = _fields(kind, expected)
+    if not _fits(body, _layout(kind, tuple(fields.items()))):
+        _explain(kind, body, fields)
+    message = decode(kind, body)
+    validate(message, expected)
+    return message
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes that the task fixes, and what follows them: so many bytes of an array, or (None) a whole number."""
+
+    fixed: bytes
+    size: int | None
+
+
+@lru_cache(maxsize=256)
+def _layout(kind: str, fields: tuple[tuple[str, Field], ...]) -> tuple[_Piece, ...]:
+    """The body, but for its numbers: types, shapes and lengths are the task's, and so is their one encoding."""
+    known, pieces = dict(fields), list[_Piece]()
+    releases = _releases(kind)
+    fixed = bytes([0x80 | len(releases)])
+    for name, released in releases.items():
+        field = known.get(name)
+        fixed += pack(name)
+        if field is None:
+            fixed += pack(None)
+        elif field.shape or released:
+            dtype = _dtype(field.dtype)
+            size = dtype.itemsize * math.prod(field.shape)
+            array = pack([dtype.str, field.shape, bytes(size)])
+            pieces.append(_Piece(fixed + array[: len(array) - size], size))
+            fixed = b""
+        elif np.dtype(field.dtype).kind in "iu":
+            pieces.append(_Piece(fixed, None))
+            fixed = b""
+        else:
+            raise TypeError(f"{kind} field {name!r}: a single public number on the wire is whole, not {field.dtype}.")
+    return (*pieces, _Piece(fixed, 0))
+
+
+def _fits(body: bytes, layout: tuple[_Piece, ...]) -> bool:
+    """Whether the body is laid out like this, with nothing after it. Whole numbers must be in their shortest form."""
+    at = 0
+    for piece in layout:
+        if not body.startswith(piece.fixed, at):
+            return False
+        at += len(piece.fixed)
+        if piece.size is not None:
+            at += piece.size
+            continue
+        head = body[at : at + 9]
+        reader = Reader(head, "A whole number", limit=9)
+        try:
+            reader.integer("it", -(2**63), 2**64 - 1)
+        except Problem:
+            return False
+        at += reader.at
+    return at == len(body)
+
+
+def _explain(kind: str, body: bytes, fields: Mapping[str, Field]) -> NoReturn:
+    """Read the body slowly, to say what is wrong with it."""
     releases = _releases(kind)
     reader = Reader(body, f"The body of {kind}", limit=LARGEST_BODY)
     reader.map(len(releases))
@@ -50,15 +114,9 @@ def decode_message(kind: str, body: bytes, expected: Expected) -> Any:
         elif field.shape or released:
             _read_array(reader, kind, name, field)
         else:
-            if np.dtype(field.dtype).kind not in "iu":
-                raise TypeError(
-                    f"{kind} field {name!r}: a single public number on the wire is whole, not {field.dtype}."
-                )
             reader.integer(name, -(2**63), 2**64 - 1)
     reader.end()
-    message = decode(kind, body)
-    validate(message, expected)
-    return message
+    reader.fail("it is not laid out as this kind of message")
 
 
 def _fields(kind: str, expected: Expected) -> Mapping[str, Field]:
@@ -96,7 +154,7 @@ def _read_array(reader: Reader, kind: str, name: str, field: Field) -> None:
     )
     if shape != tuple(field.shape):
         raise _wrong(kind, name, f"must have shape {list(field.shape)}, and has {list(shape)}")
-    size = dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
+    size = dtype.itemsize * math.prod(field.shape)
     reader.binary(name, size, exactly=size)
 
 
