@@ -17,6 +17,7 @@ from crowdml import __version__
 from crowdml.cli.bench import bench
 from crowdml.cli.data import data
 from crowdml.cli.demo import demo
+from crowdml.cli.device import budget, fleet, join, leave
 from crowdml.cli.ledger import ledger
 from crowdml.cli.output import close_quietly, say_error
 from crowdml.cli.reproduce import reproduce
@@ -76,7 +77,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, serve, simulate, reproduce, task, data, ledger, bench):
+for command in (demo, serve, simulate, reproduce, task, data, ledger, join, fleet, leave, budget, bench):
     cli.add_command(command)
 
 

@@ -37,6 +37,7 @@ from crowdml.privacy.losses import Total
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
 from crowdml.storage import Budget, Charge, Ledger, Outgoing
+from crowdml.storage.ledger import epsilon_of
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
@@ -211,7 +212,7 @@ def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int, del
     price, dearest = ledger.price(charges, delta), ledger.dearest_sample(delta)
     before = Total() if dearest is None else dearest[1]
     fresh = price.samples >= samples  # else some were charged before, and the two may add
-    after = max(before, price.sample, key=lambda total: total.epsilon(delta)) if fresh else before + price.sample
+    after = max(before, price.sample, key=lambda total: epsilon_of(total, delta)) if fresh else before + price.sample
     return Statement.of(ledger.device_total() + price.device, ledger.samples_given() + price.samples, after)
 
 

@@ -341,7 +341,7 @@ class Ledger:
     def price(self, charges: Sequence[Charge], delta: float) -> Price:
         """What these charges would add, on samples charged for nothing else; the dearest sample is that at delta."""
         with self._transaction("deferred"):
-            top = dearest(front(map(_priced, charges)), lambda total: total.epsilon(delta))
+            top = dearest(front(map(_priced, charges)), lambda total: epsilon_of(total, delta))
             seen = self._seen_by(None)
             return Price(
                 Total() if top is None else top[1],
@@ -362,7 +362,7 @@ class Ledger:
     def dearest_sample(self, delta: float) -> tuple[int, Total] | None:
         """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge."""
         with self._transaction("deferred"):
-            return dearest(self._front_of(None), lambda total: total.epsilon(delta))
+            return dearest(self._front_of(None), lambda total: epsilon_of(total, delta))
 
     def device_total(self) -> Total:
         """What all releases together cost if all samples that this device ever gave are replaced."""
@@ -729,6 +729,12 @@ def _uri(path: str, mode: str) -> str:
 
 
 _parse = lru_cache(maxsize=4096)(parse_loss)
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(total: Total, delta: float) -> float:
+    """`total.epsilon(delta)`, remembered: a device asks about the same few totals at every step."""
+    return total.epsilon(delta)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,364 @@
+"""`crowdml join`, `fleet`, `leave` and `budget`: a device and its owner."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from crowdml.device.client import Client
+    from crowdml.device.fleet import Fleet, Rates, Summary
+    from crowdml.device.folder import Consent
+
+T = TypeVar("T")
+
+CANNOT_UNDO = (
+    "What this device gave is in the model and stays there: it was blurred before it left, and nobody can take it out. "
+    "The server erases the device's key, times and statements, and keeps its spent totals under a hash. "
+    "The folder with the device's own key, ledger and waiting samples is erased: a later join is a new device."
+)
+
+folder_option = click.option(
+    "--folder",
+    default="crowdml-device",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The device's folder.",
+)
+ca_option = click.option(
+    "--ca", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust instead of the system's."
+)
+task_option = click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where several run.")
+yes_option = click.option("--yes", is_flag=True, help="Accept the task's promise and price without being asked.")
+most_option = click.option("--check-ins", "most", type=click.IntRange(min=1), help="Stop after so many check-ins.")
+seconds_option = click.option("--seconds", type=click.FloatRange(min=0.0), help="Stop after so many seconds.")
+seed_option = click.option("--seed", type=int, help="For the data set 'synthetic' alone: the seed it is made from.")
+
+
+@click.command()
+@click.argument("url")
+@click.argument("code")
+@click.option("--source", required=True, help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION.")
+@click.option("--shard", metavar="I/N", help="Read every N-th row of the source, from the I-th on (counted from 0).")
+@folder_option
+@task_option
+@yes_option
+@click.option("--hours", metavar="HH:MM-HH:MM", help="Work in these hours of local time only.")
+@click.option("--on-mains", is_flag=True, help="Work on mains power only.")
+@click.option("--unmetered", metavar="COMMAND", help="Work while this command succeeds, such as a look at the network.")
+@ca_option
+@most_option
+@seconds_option
+@seed_option
+@json_option
+def join(
+    url: str,
+    code: str,
+    source: str,
+    shard: str | None,
+    folder: Path,
+    wanted: str | None,
+    yes: bool,
+    hours: str | None,
+    on_mains: bool,
+    unmetered: str | None,
+    ca: str | None,
+    most: int | None,
+    seconds: float | None,
+    seed: int | None,
+    json_path: str | None,
+) -> None:
+    """Join a study at URL with an invitation CODE: see its promise and price, accept, and take part."""
+    from crowdml.device.conditions import Conditions, parse_hours
+    from crowdml.device.folder import Folder
+    from crowdml.device.sources import Share, open_source, parse_share
+
+    report = Report(json_path)
+    conditions = Conditions(None if hours is None else parse_hours(hours), on_mains, unmetered)
+    share = Share() if shard is None else parse_share(shard)
+    home = Folder(folder)
+
+    async def work(client: Client) -> Summary:
+        fleet = await _welcome(report, client, home, wanted, yes, devices=1, single=True)
+        fleet.conditions, fleet.tell = conditions, _teller(report)
+        reader = open_source(source, fleet.task, share, seed=seed)  # a wrong one is said before the server hears of us
+        await fleet.enrol(code, ca)
+        report.line(f"Joined as device {fleet.keys()[0][1].id}.")
+        return await fleet.run(lambda _: reader, seconds=seconds, most=most)
+
+    with home.locked():
+        summary = _run(url, ca, 4, work)
+    report.line(summary.reason)
+    report.line(_spent(summary))
+    report.finish(_plain(summary))
+
+
+@click.command()
+@click.argument("url")
+@click.argument("code")
+@click.option("--devices", default=100, show_default=True, type=click.IntRange(1, 100_000), help="How many devices.")
+@click.option("--source", required=True, help="shard:NAME, csv:PATH or ndjson:PATH; dealt out over the devices.")
+@click.option(
+    "--folder", default="crowdml-fleet", show_default=True, type=click.Path(path_type=Path), help="The fleet's folder."
+)
+@task_option
+@yes_option
+@click.option(
+    "--connections", default=64, show_default=True, type=click.IntRange(1, 4096), help="Open at once, at most."
+)
+@ca_option
+@most_option
+@seconds_option
+@seed_option
+@json_option
+def fleet(
+    url: str,
+    code: str,
+    devices: int,
+    source: str,
+    folder: Path,
+    wanted: str | None,
+    yes: bool,
+    connections: int,
+    ca: str | None,
+    most: int | None,
+    seconds: float | None,
+    seed: int | None,
+    json_path: str | None,
+) -> None:
+    """Run many real devices from one process against URL: for trials and load, with an invitation for as many uses."""
+    from crowdml.device.folder import Folder
+    from crowdml.device.sources import Share, open_source
+
+    report = Report(json_path)
+    home = Folder(folder)
+
+    async def work(client: Client) -> Summary:
+        crowd = await _welcome(report, client, home, wanted, yes, devices=devices, single=False)
+        readers = [open_source(source, crowd.task, Share(number, devices), seed=seed) for number in range(devices)]
+        with report.progress() as bar:
+            shown = bar.add_task("devices enrolled", total=devices)
+            await crowd.enrol(code, ca, lambda n: bar.advance(shown, n))
+        return await _watched(report, crowd, lambda number: readers[number], seconds, most)
+
+    with home.locked():
+        summary = _run(url, ca, connections, work)
+    table = make_table("", f"{summary.devices} devices")
+    for name, value in (
+        ("check-ins", f"{summary.check_ins:,}"),
+        ("a second", f"{summary.per_second:.1f}"),
+        ("half of them within", f"{1000 * summary.p50:.0f} ms"),
+        ("99 of 100 within", f"{1000 * summary.p99:.0f} ms"),
+        ("asked again", f"{summary.retries:,}"),
+        ("refused", f"{summary.refused:,}"),
+        ("bytes sent up", size_text(summary.bytes_up)),
+        ("bytes sent down", size_text(summary.bytes_down)),
+        ("stopped by", ", ".join(f"{kind} {count}" for kind, count in summary.endings.items())),
+    ):
+        table.add_row(name, value)
+    report.print(table)
+    report.line(_spent(summary))
+    report.finish(_plain(summary))
+
+
+@click.command()
+@folder_option
+@click.option("--yes", is_flag=True, help="Leave without being asked.")
+@click.option("--even-if-unreachable", is_flag=True, help="Erase the folder though the server could not be told.")
+@json_option
+def leave(folder: Path, yes: bool, even_if_unreachable: bool, json_path: str | None) -> None:
+    """Leave: stop, tell the server, erase the device's folder. Says what cannot be undone."""
+    from crowdml.device.client import Unreachable
+    from crowdml.device.folder import Folder
+    from crowdml.device.joining import withdraw
+    from crowdml.device.runner import Clock
+
+    report, home = Report(json_path), Folder(folder)
+    server = home.server
+    if server is None:
+        raise OutputError(f"{folder} has joined nothing: there is nothing to leave. Name the device's --folder.")
+    report.print(CANNOT_UNDO)
+    if not yes:
+        _ask("Leave?", "Nothing was changed.")
+    told = True
+
+    async def work(client: Client) -> None:
+        await withdraw(client, home.key(), Clock())
+
+    with home.locked():
+        try:
+            _run(server.url, server.ca, 1, work)
+        except Unreachable as error:
+            if not even_if_unreachable:
+                raise OutputError(
+                    f"{error} The server was not told and nothing was erased. Try again later, or erase the folder all "
+                    "the same with --even-if-unreachable: nothing more is sent then, and the server waits in vain."
+                ) from error
+            told = False
+        home.erase()
+    report.line("Left. " + ("The server was told." if told else "The server could not be told."))
+    report.finish({"left": True, "server_told": told})
+
+
+@click.group()
+def budget() -> None:
+    """The owner's own budget, over all tasks."""
+
+
+@budget.command("set")
+@folder_option
+@click.option("--epsilon", required=True, help="What any one sample may cost in all, such as 1 or 1/2.")
+@click.option("--samples", required=True, type=click.IntRange(min=0), help="How many samples are given in a life.")
+@click.option("--device-epsilon", help="What the device may cost in all, as if all its samples were replaced.")
+@click.option("--delta", default=1e-6, show_default=True, help="At which delta the epsilons are meant.")
+@json_option
+def set_(
+    folder: Path, epsilon: str, samples: int, device_epsilon: str | None, delta: float, json_path: str | None
+) -> None:
+    """Set what this device may give over all tasks. It holds from the next start; nothing given is taken back."""
+    from crowdml.device.folder import Folder, OwnerBudget
+    from crowdml.privacy.losses import exact
+
+    report, home = Report(json_path), Folder(folder)
+    device = None if device_epsilon is None else str(exact(device_epsilon))
+    chosen = OwnerBudget(str(exact(epsilon)), samples, device, delta)
+    with home.locked():
+        home.set_budget(chosen)
+    cap = "" if device is None else f", and the device at most ε = {float(exact(device)):g}"
+    report.line(
+        f"Over all tasks any one sample may cost at most ε = {float(exact(epsilon)):g}, at most {samples:,} samples "
+        f"are given{cap} (δ = {delta:g})."
+    )
+    report.finish({"epsilon": chosen.epsilon, "samples": samples, "device_epsilon": device, "delta": delta})
+
+
+# --- what they share ---
+
+
+def _run(url: str, ca: str | None, connections: int, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    """Run with a client, which is closed in the end."""
+    import asyncio
+
+    from crowdml.device.client import Client, Limits
+
+    async def whole() -> T:
+        client = Client(url, ca=ca, limits=Limits(connections=connections))
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(whole())
+
+
+async def _welcome(
+    report: Report, client: Client, home: Any, wanted: str | None, yes: bool, *, devices: int, single: bool
+) -> Fleet:
+    """Find the task, show its promise and price, ask, and note the consent. What was accepted before is not asked."""
+    import getpass
+    from dataclasses import replace
+
+    from crowdml.device.fleet import Fleet
+    from crowdml.device.folder import offer
+    from crowdml.device.joining import choose_task, fetch_task, list_tasks
+    from crowdml.device.runner import Clock
+
+    clock = Clock()
+    known = home.consents()
+    remembered = [hash_ for hash_, each in known.items() if wanted in (None, each.name) or hash_ == wanted]
+    if home.joined and len(remembered) == 1:
+        task, protocol = home.accepted(bytes.fromhex(remembered[0]))  # a server that is away does not stop us here
+    else:
+        chosen = choose_task(await list_tasks(client), wanted)
+        task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
+    shown = offer(task, protocol)
+    if shown.task not in known:
+        _show(report, shown)
+        if not yes:
+            _ask("Take part?", "Nothing was sent.")
+        by = "--yes" if yes else getpass.getuser()
+        home.accept(task, replace(shown, by=by, at=clock.utc()))
+    return Fleet(home, client, task, protocol, devices=devices, single=single, clock=clock)
+
+
+def _show(report: Report, shown: Consent) -> None:
+    """The promise and the price, as its owner reads them."""
+    report.print(f"[bold]{shown.title or shown.name}[/bold]")
+    if shown.collects:
+        report.print(shown.collects)
+    report.print("What leaves this device:")
+    for promise in shown.promises:
+        report.print(f" - {promise}")
+    most = shown.check_ins
+    times = "a check-in" if most is None else f"all {most:,} check-ins it may make" if most > 1 else "its only check-in"
+    report.print(
+        f"The price, at δ = {shown.delta:g}: any one sample loses at most ε = {epsilon_text(shown.epsilon_sample)}; "
+        f"the device, as if all its samples were replaced, ε = {epsilon_text(shown.epsilon_device)} after {times}."
+    )
+    report.line(f"Task {shown.name}, sha256 {shown.task}")
+
+
+def _ask(question: str, otherwise: str) -> None:
+    if not sys.stdin.isatty():
+        raise OutputError(f"Nobody is there to answer. {otherwise} Run it in a terminal, or say --yes.")
+    if not click.confirm(question, err=True):
+        raise OutputError(f"Not accepted. {otherwise}")
+
+
+def _teller(report: Report) -> Callable[[str], None]:
+    """Says what keeps a device waiting; its single steps are of no interest."""
+
+    def tell(text: str) -> None:
+        if " " in text and text != "checked out":
+            report.aside.print(text, markup=False, soft_wrap=True)
+
+    return tell
+
+
+async def _watched(report: Report, crowd: Fleet, sources: Any, seconds: float | None, most: int | None) -> Summary:
+    """Run a fleet with its rates on stderr, where a terminal is there."""
+    if not report.aside.is_terminal:
+        return await crowd.run(sources, seconds=seconds, most=most)
+    from rich.live import Live
+
+    with Live(console=report.aside, transient=True, refresh_per_second=4) as live:
+        return await crowd.run(
+            sources, seconds=seconds, most=most, report=lambda rates: live.update(_rates_table(rates))
+        )
+
+
+def _rates_table(rates: Rates) -> Any:
+    table = make_table("seconds", "at work", "check-ins", "a second", "p50", "p99", "asked again", "refused")
+    table.add_row(
+        f"{rates.seconds:.0f}",
+        f"{rates.at_work} of {rates.devices}",
+        f"{rates.check_ins:,}",
+        f"{rates.per_second:.0f}",
+        f"{1000 * rates.p50:.0f} ms",
+        f"{1000 * rates.p99:.0f} ms",
+        f"{rates.retries:,}",
+        f"{rates.refused:,}",
+    )
+    return table
+
+
+def _spent(summary: Summary) -> str:
+    return (
+        f"{summary.check_ins:,} check-ins. Over everything ever given the dearest sample has paid ε = "
+        f"{epsilon_text(summary.epsilon_sample)}, the dearest device ε = {epsilon_text(summary.epsilon_device)} "
+        f"(δ = {summary.delta:g})."
+    )
+
+
+def _plain(summary: Summary) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(summary)
