@@ -30,7 +30,7 @@ __all__ = ["Database", "StoreError", "restore", "utc"]
 
 NOTHING_WRITTEN = "Nothing was written."
 BUSY_SECONDS = 30
-_MIGRATION_LOCK = 0x63726F77646D6C01
+_WRITING_LOCK = 0x63726F77646D6C01
 _SERVING_LOCK = 0x63726F77646D6C02
 
 
@@ -65,10 +65,10 @@ class Database:
             raise
 
     def close(self) -> None:
-        self.engine.dispose()
         if self._held is not None:
             self._held.close()
             self._held = None
+        self.engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +96,8 @@ class Database:
             connection.execution_options(crowdml_begin="begin immediate")
             try:
                 with connection.begin():
+                    if not self.is_sqlite:  # one writer here too, over all processes
+                        connection.exec_driver_sql(f"select pg_advisory_xact_lock({_WRITING_LOCK})")
                     yield connection
             except BaseException:
                 if not self.is_sqlite and getattr(connection.connection.driver_connection, "closed", False):
@@ -178,8 +180,6 @@ class Database:
         from alembic.config import Config
 
         with self.writing() as connection:
-            if not self.is_sqlite:
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             revision = self._revision(connection)  # another process may have been here
             if revision == HEAD:
                 return
@@ -224,8 +224,8 @@ class Database:
         elif not self.is_sqlite:
             with self._explained():
                 self._held = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                self._held.detach()  # a connection of its own: the lock ends with it
                 if not self._held.execute(sa.select(sa.func.pg_try_advisory_lock(_SERVING_LOCK))).scalar():
-                    self._held.detach()
                     raise busy
 
     # Room, checks and copies

@@ -291,17 +291,20 @@ class Journal(Database):
 
     # The chain
 
-    def verify_chain(self, task: bytes, after: Head | None = None) -> Head:
+    def verify_chain(self, task: bytes, after: Head | None = None, upto: int = LARGEST) -> Head:
         """Compute the chain anew over the journal, and raise where it differs from what is stored; the head.
 
         Every body that is kept must have the hash of its entry, no index may be missing, and each snapshot and each
-        device's last entry must agree with the journal. `after` begins at a head that was verified before.
+        device's last entry must agree with the journal. `after` begins at a head that was verified before; `upto` ends
+        there.
         """
         at = after or Head(0, chain_start(task))
         columns = _AT, journal.c.seq, journal.c.hash, journal.c.chain, device.c.id, body.c.signed
         index, chain = at.index, at.chain
         lasts: dict[str, Last] = {}
         for row in self._pages(task, index, *columns):
+            if row.at > upto:
+                break
             index, chain = index + 1, chain_next(chain, task, row.id, row.seq, row.hash)
             if row.at != index:
                 raise self._broken(task, index, "is missing")
@@ -314,11 +317,13 @@ class Journal(Database):
                     raise self._broken(task, index, f"has seq {row.seq} out of order")
                 lasts[row.id] = Last(row.seq, row.hash, row.at)
         for found in self._snapshot_heads(task):
-            if at.index < found.index and self._chain_at(task, found.index) != found.chain:
+            if at.index < found.index <= index and self._chain_at(task, found.index) != found.chain:
                 raise self._broken(task, found.index, "has a snapshot of another chain")
         if after is None:
             now = self.last_seq(task)
-            if any(last.index <= index and lasts.get(name) != last for name, last in now.items()):
+            if any(last.index <= index and lasts.get(name) != last for name, last in now.items()) or set(lasts) - set(
+                now
+            ):
                 raise self.corrupt(f"the last entries of task {_short(task)}'s devices are not those of its journal")
         return Head(index, chain)
 
@@ -353,7 +358,13 @@ class Journal(Database):
             if kept is None:
                 connection.execute(
                     snapshot.insert().values(
-                        task=number, index=index, chain=chain, state=state, state_hash=digest, published=published
+                        task=number,
+                        index=index,
+                        chain=chain,
+                        state=state,
+                        state_hash=digest,
+                        published=published,
+                        verified=0,
                     )
                 )
 
@@ -389,23 +400,42 @@ class Journal(Database):
 
         What stays of each is its entry (device, seq, hash, chain, statement). The body of a device's very last
         check-in also stays: it is the signed statement that a device without its ledger asks for. Snapshots before
-        that one go too; without a snapshot nothing does. Verified: its state has its hash, and the chain from the last
-        verified snapshot to it was computed anew.
+        that one go too; without a snapshot nothing does. Verified: its state has its hash, and the chain up to it was
+        computed anew, from the snapshot that was verified last. Erases in steps, so that no check-in waits long.
         """
-        heads = [head for head in self._snapshot_heads(task) if head.index <= upto_index]
-        if not heads:
-            return Reduced(0, 0)
         keep = self.last_snapshot(task, upto_index)
-        assert keep is not None
-        self.verify_chain(task, heads[0] if len(heads) > 1 else None)
-        with self.writing() as connection:
+        if keep is None:
+            return Reduced(0, 0)
+        self.verify_chain(task, self._verified_head(task, keep.index), upto=keep.index)
+        with self.writing() as connection:  # from here on no one starts before this snapshot
             number = task_number(connection, task)
-            pointed = sa.exists().where(device.c.last_task == body.c.task, device.c.last_index == body.c.index)
-            gone = connection.execute(
-                body.delete().where(body.c.task == number, body.c.index <= keep.index, ~pointed)
-            ).rowcount
-            connection.execute(snapshot.delete().where(snapshot.c.task == number, snapshot.c.index < keep.index))
-        return Reduced(keep.index, gone)
+            mine = snapshot.c.task == number
+            connection.execute(snapshot.update().where(mine, snapshot.c.index == keep.index).values(verified=1))
+            connection.execute(snapshot.delete().where(mine, snapshot.c.index < keep.index))
+        return Reduced(keep.index, self._erase_bodies(number, keep.index))
+
+    def _verified_head(self, task: bytes, upto: int) -> Head | None:
+        query = sa.select(_SNAPSHOT_AT, snapshot.c.chain).where(snapshot.c.verified == 1, snapshot.c.index <= upto)
+        with self.reading() as connection:
+            mine = snapshot.c.task == task_number(connection, task)
+            row = connection.execute(query.where(mine).order_by(snapshot.c.index.desc()).limit(1)).first()
+        return None if row is None else Head(row.at, row.chain)
+
+    def _erase_bodies(self, number: int, upto: int) -> int:
+        after, gone = 0, 0
+        while True:
+            with self.writing() as connection:
+                query = sa.select(body.c.index).where(body.c.task == number, body.c.index > after, body.c.index <= upto)
+                page = list(connection.execute(query.order_by(body.c.index).limit(PAGE)).scalars())
+                if not page:
+                    return gone
+                after = page[-1]
+                lasts = sa.select(device.c.last_index).where(device.c.last_task == number)
+                held = set(connection.execute(lasts.where(device.c.last_index <= upto)).scalars())
+                cursor = connection.connection.cursor()
+                erased = [(number, index) for index in page if index not in held]
+                cursor.executemany(self._sql["erase"], erased)
+                gone += len(erased)
 
     def export_transcript(
         self, task: bytes, read: Callable[[bytes], Signed] = open_signed
@@ -521,10 +551,10 @@ _SQLITE = {
         on conflict (task, device) do update
         set seq = excluded.seq, "index" = excluded."index", hash = excluded.hash""",
     "pointer": "update device set last_task = ?, last_index = ? where number = ?",
+    "erase": 'delete from body where task = ? and "index" = ?',
     "last": """
         select d.id, l.seq, l.hash, l."index" from latest l join device d on d.number = l.device where l.task = ?""",
 }
 _POSTGRESQL = {name: sql.replace("?", "%s") for name, sql in _SQLITE.items()} | {
-    "task": "select number from task where hash = %s for no key update",  # one writer a task
     "device": _SQLITE["device"].replace("d.id = ?", "d.id = any(%s)").replace("?", "%s"),
 }

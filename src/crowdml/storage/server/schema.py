@@ -118,7 +118,9 @@ snapshot = Table(
     Column("state", LargeBinary, nullable=False),
     Column("state_hash", LargeBinary, nullable=False),
     Column("published", LargeBinary, nullable=False),
+    Column("verified", Integer, nullable=False),  # 1: the chain up to here was computed anew, and bodies may be gone
     PrimaryKeyConstraint("task", "index"),
+    CheckConstraint("verified in (0, 1)", name="snapshot_verified"),
     sqlite_strict=True,
 )
 

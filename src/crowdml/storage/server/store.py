@@ -54,6 +54,7 @@ State = Literal["draft", "running", "paused", "stopped"]
 Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "revoked", "withdrawn"]
 
 MOST_EVENTS = 10_000
+SALT = "salt"
 
 
 @dataclass(frozen=True)
@@ -280,8 +281,6 @@ class Store(Journal):
         """
         name, now = device_id(public_key), utc(at)
         with self.writing() as connection:
-            if not self.is_sqlite:  # enrolments wait for one another, so that uses and rate are counted right
-                connection.execute(sa.select(invitation).where(invitation.c.code_hash == code_hash).with_for_update())
             row = connection.execute(sa.select(device).where(device.c.id == name)).first()
             if row is not None and (row.withdrawn_at or row.revoked_at):
                 raise _closed(name, withdrew=row.withdrawn_at is not None)
@@ -395,9 +394,13 @@ class Store(Journal):
                 return False
             if row.withdrawn_at is not None:
                 return True
+            salt = connection.execute(sa.select(setting.c.value).where(setting.c.name == SALT)).scalar()
+            if salt is None:
+                salt = os.urandom(32)
+                connection.execute(setting.insert().values(name=SALT, value=salt))
             connection.execute(
                 withdrawn.insert().values(
-                    hash=self._salted(connection, device_id),
+                    hash=_salted(salt, device_id),
                     statement=connection.execute(
                         sa.select(journal.c.statement).where(
                             journal.c.task == row.last_task, journal.c.index == row.last_index
@@ -406,7 +409,7 @@ class Store(Journal):
                     withdrawn_at=utc(at),
                 )
             )
-            mine = journal.c.device == row.number
+            mine = (journal.c.device == row.number) & journal.c.task.in_(sa.select(task.c.number))  # by the index
             connection.execute(journal.update().where(mine).values(statement=None))
             connection.execute(admission.update().where(admission.c.device == row.number).values(device=None))
             connection.execute(
@@ -427,16 +430,12 @@ class Store(Journal):
 
     def spent_before(self, device_id: str) -> bytes | None:
         """The packed totals of a device that withdrew; None of one that did not, or gave nothing."""
-        with self.writing() as connection:
-            here = withdrawn.c.hash == self._salted(connection, device_id)
+        salt = self.setting(SALT)
+        if salt is None:  # nobody has withdrawn
+            return None
+        with self.reading() as connection:
+            here = withdrawn.c.hash == _salted(salt, device_id)
             return connection.execute(sa.select(withdrawn.c.statement).where(here)).scalar()
-
-    def _salted(self, connection: Connection, name: str) -> bytes:
-        salt = connection.execute(sa.select(setting.c.value).where(setting.c.name == "salt")).scalar()
-        if salt is None:
-            salt = os.urandom(32)
-            connection.execute(setting.insert().values(name="salt", value=salt))
-        return hashlib.sha256(salt + name.encode()).digest()
 
     # Settings
 
@@ -549,6 +548,10 @@ def _insert_device(connection: Connection, name: str, public_key: bytes, now: st
 
 def _task(row: Any) -> StoredTask:
     return StoredTask(row.hash, row.name, row.canonical, row.state, row.created_at, row.changed_at)
+
+
+def _salted(salt: bytes, name: str) -> bytes:
+    return hashlib.sha256(salt + name.encode()).digest()
 
 
 def _state(state: str) -> str:

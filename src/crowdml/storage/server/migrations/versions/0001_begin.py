@@ -86,7 +86,9 @@ def upgrade() -> None:
         sa.Column("state", sa.LargeBinary, nullable=False),
         sa.Column("state_hash", sa.LargeBinary, nullable=False),
         sa.Column("published", sa.LargeBinary, nullable=False),
+        sa.Column("verified", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("task", "index"),
+        sa.CheckConstraint("verified in (0, 1)", name="snapshot_verified"),
         sqlite_strict=True,
     )
     op.create_table(
