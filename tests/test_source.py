@@ -107,7 +107,7 @@ def imports(source: str) -> Iterator[tuple[str, int, bool]]:
 def target(module: str) -> str | None:
     """The piece of our own library that an import names; None for somebody else's."""
     head, _, rest = module.partition(".")
-    if head != "crowdml":
+    if head != "crowdml" or rest == "__version__":
         return None
     first = rest.split(".")[0]
     return first if first in MAY_IMPORT else "crowdml"

@@ -170,6 +170,21 @@ def test_an_entry_that_is_not_finite_counts_as_zero(bad):
     assert GRID.sum(rows, norm="l2", clip=CLIP).tolist() == [512, 256, 0]
 
 
+def test_no_gradient_is_longer_than_its_bound():
+    batch = Samples(np.array([[1.0, 0.0, 0.0]]), np.array([1]))
+    sure = np.zeros((3, 3))
+    sure[0] = [50.0, -50.0, -50.0]  # of class 0
+    softmax, linear = make_model("softmax", 3, 3), make_model("linear", 3, None, width=2.0)
+    for model, weights, exact_size in (
+        (softmax, sure, {"l1": 2, "l2": 2**0.5}),
+        (linear, 9 * sure[0], {"l1": 2, "l2": 2}),
+    ):
+        for norm, found in exact_size.items():
+            gradient = model.gradients(weights, batch)[0]
+            assert size(gradient, norm) == pytest.approx(found)
+            assert model.gradient_bound(norm, 1.0) == pytest.approx(found)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("kind", ["softmax", "logistic", "svm", "linear"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
