@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crowdml.errors import DataError
+from crowdml.errors import DataError, GuaranteeError
 from crowdml.messages import Envelope
-from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded
+from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key, device_id, verify
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
-from crowdml.wire.statements import Statement, losses_of, total_of
+from crowdml.wire.statements import Statement, is_exact, losses_of, total_of
 
 KEY, OTHER = Key.from_secret(bytes(range(32))), Key.from_secret(bytes(32))
 STATEMENT = Statement(("pure 3/10", "zcdp 7/2000"), 60, ("pure 1/10",))
@@ -118,6 +118,22 @@ def test_a_total_read_back_from_a_statement_is_never_cheaper(many, delta):
     assert again.epsilon(delta) >= total.epsilon(delta)
     assert (again.pure, again.zcdp, again.unbounded) == (total.pure, total.zcdp, total.unbounded)
     assert again.squares >= total.squares
+
+
+loss_texts = st.from_regex(
+    r"(pure|zcdp) [0-9]{1,3}(/[0-9]{1,3})?|renyi [0-9]{1,2}:[0-9]{1,2}(/[0-9])?(,[0-9]{1,2}:[0-9]{1,2}(/[0-9])?){0,2}",
+    fullmatch=True,
+)
+
+
+@given(loss_texts | st.text(max_size=12))
+@settings(max_examples=300)
+def test_the_cheap_look_at_a_loss_agrees_with_the_exact_one(text):
+    try:
+        exact = str(parse_loss(text)) == text
+    except GuaranteeError:
+        exact = False
+    assert is_exact(text) == exact
 
 
 @given(st.lists(losses, max_size=6), st.lists(losses, max_size=6), st.integers(0, 2**63 - 1))
