@@ -34,11 +34,9 @@ def serve(
     json_path: str | None,
 ) -> None:
     """Run a server until it is stopped; what it acknowledged survives any stop."""
-    import asyncio
-
     from crowdml.cli.task import find_task
-    from crowdml.server.serve import Started, log_plainly
-    from crowdml.server.serve import serve as run
+    from crowdml.server.serve import Started, log_plainly, run
+    from crowdml.server.serve import serve as make
 
     report = Report(json_path)
 
@@ -50,8 +48,8 @@ def serve(
         report.finish(result)
 
     log_plainly()
-    asyncio.run(
-        run(
+    run(
+        make(
             folder,
             database=database,
             host=host,

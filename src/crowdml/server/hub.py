@@ -7,18 +7,18 @@ and hands each task its batch. While it commits, the next batch gathers: the bus
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from crowdml.errors import CrowdmlError
 from crowdml.protocol import quote
-from crowdml.server.limits import Limits
+from crowdml.server.limits import Limits, Rates
 from crowdml.server.runner import Answer, Offer, TaskRunner
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
 from crowdml.task import Task
@@ -28,6 +28,8 @@ from crowdml.wire.problems import Problem
 from crowdml.wire.requests import Enrolled, Enrolment
 
 T = TypeVar("T")
+
+log = logging.getLogger("crowdml.server")
 
 
 def utc_now() -> str:
@@ -61,16 +63,19 @@ class Hub:
     runners: dict[bytes, TaskRunner] = field(default_factory=dict)
     states: dict[bytes, State] = field(default_factory=dict)
     keys: dict[str, bytes] = field(default_factory=dict)
-    joined: dict[str, frozenset[bytes]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     """Of answers by what happened: for /metrics."""
 
     def __post_init__(self) -> None:
+        self.devices = Rates(self.limits.device_rate, self.limits.device_burst)
+        self._joined: dict[str, frozenset[bytes]] = {}
+        self._sets: dict[frozenset[bytes], frozenset[bytes]] = {}
+        self._doubtful: set[bytes] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._waiting: list[tuple[Signed, asyncio.Future[tuple[int, bytes]]]] = []
         self._awake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        self._closing = False
+        self.closing = False
 
     # --- start and stop ---
 
@@ -91,14 +96,22 @@ class Hub:
         runner = TaskRunner(self.store, canonical, self.key, self.clock)
         self.runners[runner.task.hash] = runner
         self.states[runner.task.hash] = state
+        if runner.reason is not None and state == "running":  # it stopped, and the server did so before it wrote that
+            self._stop(runner)
         return runner
+
+    def _stop(self, runner: TaskRunner) -> None:
+        hash_ = runner.task.hash
+        self.states[hash_] = "stopped"
+        self.store.set_state(hash_, "stopped", self.clock())
+        self.store.record("stopped", self.clock(), runner.reason or "", hash_)
 
     def start(self) -> None:
         self._worker = asyncio.get_running_loop().create_task(self._work())
 
     async def close(self) -> None:
         """Drain what waits, take snapshots, close the store."""
-        self._closing = True
+        self.closing = True
         self._awake.set()
         if self._worker is not None:
             await self._worker
@@ -107,8 +120,13 @@ class Hub:
         self.store.close()
 
     def _snapshots(self) -> None:
-        for runner in self.runners.values():
-            runner.take_snapshot()
+        for hash_, runner in self.runners.items():
+            if hash_ in self._doubtful:
+                continue
+            try:
+                runner.take_snapshot()
+            except StoreError as error:  # the journal has everything; the next start folds a little longer
+                log.error("no snapshot of task %s: %s", runner.task.name, error)
 
     async def write(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run something in the writing thread: the one place that changes the store."""
@@ -118,7 +136,7 @@ class Hub:
 
     async def check_in(self, signed: Signed) -> tuple[int, bytes]:
         """Wait until the check-in is durable; its status and receipt, or a Problem."""
-        if self._closing:
+        if self.closing:
             raise Problem("not-ready", "The server is stopping.", retry_after=5)
         if len(self._waiting) >= self.limits.waiting:
             raise Problem("busy", f"{len(self._waiting)} check-ins wait already.", retry_after=2)
@@ -136,60 +154,97 @@ class Hub:
                 del self._waiting[: self.limits.batch]
                 answers = await self.write(self._accept, [signed for signed, _ in batch])
                 for (_, future), answer in zip(batch, answers, strict=True):
-                    if future.cancelled():
+                    if future.done():
                         continue
                     if isinstance(answer, Problem):
                         future.set_exception(answer)
                     else:
                         future.set_result(answer)
-            if self._closing:
+            if self.closing:
                 return
 
     def _accept(self, batch: list[Signed]) -> list[Answer]:
-        """In the writing thread: verify, then each task takes its part of the batch."""
-        answers: list[Answer] = [Problem("internal", "not answered")] * len(batch)
-        free = self.store.free_space()
+        """In the writing thread: authenticate, then each task takes its part of the batch. Never raises."""
+        answers: list[Answer] = [Problem("internal", "The server made a mistake.")] * len(batch)
         by_task: dict[bytes, list[int]] = {}
+        now = time.monotonic()
         for place, signed in enumerate(batch):
-            public = self.keys.get(signed.envelope.sender)
-            if free is not None and free < self.limits.free_space:
-                answers[place] = Problem("full", "The server's disk is full.", retry_after=300)
-            elif public is None:
-                answers[place] = self._stranger(signed.envelope.sender)
-            elif not signed.verify(public):
-                answers[place] = Problem("signature", "The envelope is not signed by the key of its sender.")
-            else:
+            try:
+                self._authenticate(signed, now)
                 by_task.setdefault(signed.envelope.task, []).append(place)
+            except Problem as problem:
+                answers[place] = problem
+            except Exception:
+                log.exception("a check-in could not be authenticated")
         for hash_, places in by_task.items():
-            for place, answer in zip(places, self._accept_for(hash_, [batch[place] for place in places]), strict=True):
+            part = [batch[place] for place in places]
+            try:
+                found = self._accept_for(hash_, part)
+            except StoreError as error:
+                log.error("task %s: %s", hash_.hex()[:12], error)
+                self._doubtful.add(hash_)
+                found = [self.unwritten(error)] * len(part)
+            except Exception:
+                log.exception("a batch of %d check-ins failed", len(part))
+                self._doubtful.add(hash_)
+                continue
+            for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
         return answers
 
+    def _authenticate(self, signed: Signed, now: float) -> None:
+        """Refuse who is not enrolled, what its key did not sign, a task it did not join, and too many at once."""
+        sender = signed.envelope.sender
+        public = self.keys.get(sender)
+        if public is None:
+            raise self.stranger(sender)
+        if not signed.verify(public):
+            raise Problem("signature", "The envelope is not signed by the key of its sender.")
+        if signed.envelope.task not in self._tasks_of(sender):
+            raise Problem("not-joined", f"Device {sender} was not invited to this task.")
+        self.devices.take(sender, now)
+
+    def _tasks_of(self, device: str) -> frozenset[bytes]:
+        found = self._joined.get(device)
+        if found is None:
+            found = frozenset(self.store.tasks_of(device))
+            found = self._sets.setdefault(found, found)  # a crowd has few different ones
+            self._joined[device] = found
+        return found
+
     def _accept_for(self, hash_: bytes, batch: list[Signed]) -> list[Answer]:
+        if hash_ in self._doubtful:  # a write failed, and nobody knows what was kept: fold the journal again first
+            self._host(self.runners[hash_].task.canonical, self.states[hash_])
+            self._doubtful.discard(hash_)
         runner = self.runners.get(hash_)
         if runner is None:
             return [Problem("unknown-task", "No such task here.")] * len(batch)
-        if self.states[hash_] == "stopped":
-            return [Problem("task-stopped", runner.reason or "The task was stopped.")] * len(batch)
-        if self.states[hash_] != "running":
-            return [Problem("busy", f"The task is {self.states[hash_]}.", retry_after=60)] * len(batch)
-        try:
-            answers = runner.accept(batch)
-        except StoreError as error:
-            self._reopen(hash_)
-            return [Problem("full", f"The server could not write: {error}", retry_after=60)] * len(batch)
+        state = self.states[hash_]
+        if state == "stopped":
+            stopped = Problem("task-stopped", runner.reason or "The task was stopped.")
+            return [runner.repeated(signed) or stopped for signed in batch]
+        if state != "running":
+            waits = Problem("busy", f"The task is {state}.", retry_after=60)
+            return [runner.repeated(signed) or waits for signed in batch]
+        if self.is_full():
+            full = Problem("full", "The server's disk is full.", retry_after=300)
+            return [runner.repeated(signed) or full for signed in batch]
+        answers = runner.accept(batch)
         if runner.reason is not None:
-            self.states[hash_] = "stopped"
-            self.store.set_state(hash_, "stopped", self.clock())
-            self.store.record("stopped", self.clock(), runner.reason, hash_)
+            self._stop(runner)
         return answers
 
-    def _reopen(self, hash_: bytes) -> None:
-        """After a failed write nobody knows what was kept: fold the journal again before anything else is taken."""
-        with contextlib.suppress(CrowdmlError):
-            self._host(self.runners[hash_].task.canonical, self.states[hash_])
+    def is_full(self) -> bool:
+        free = self.store.free_space()
+        return free is not None and free < self.limits.free_space
 
-    def _stranger(self, device: str) -> Problem:
+    def unwritten(self, error: StoreError) -> Problem:
+        """What a peer hears when the store fails: that it shall come back. What the store said is in the log."""
+        if "could not be written" in str(error) or self.is_full():
+            return Problem("full", "The server could not write.", retry_after=60)
+        return Problem("busy", "The server's database is not there for now.", retry_after=60)
+
+    def stranger(self, device: str) -> Problem:
         known = self.store.device(device)
         if known is not None and known.withdrawn_at:
             return Problem("withdrawn", f"Device {device} has withdrawn.")
@@ -201,6 +256,8 @@ class Hub:
 
     async def enrol(self, request: Enrolment) -> tuple[bool, Enrolled]:
         def work() -> tuple[bool, Enrolled]:
+            if self.is_full():
+                raise Problem("full", "The server's disk is full.", retry_after=300)
             try:
                 done = self.store.enrol(code_hash(request.code), request.key, self.clock())
             except EnrolmentRefused as refused:
@@ -209,17 +266,26 @@ class Hub:
                 extra = {} if refused.retry_after is None else {"retry_after": refused.retry_after}
                 raise Problem("too-many" if extra else "invitation", str(refused), **extra) from refused
             self.keys[done.device] = request.key
-            return done.is_new, Enrolled(done.device, self.key.public, tuple(hash_.hex() for hash_ in done.tasks))
+            self._joined.pop(done.device, None)
+            invited = tuple(hash_.hex() for hash_ in done.tasks)
+            joined = tuple(each for each in invited if not request.tasks or each in request.tasks)
+            return done.is_new, Enrolled(done.device, self.key.public, joined)
 
         return await self.write(work)
 
     async def withdraw(self, device: str) -> None:
-        self.keys.pop(device, None)
-        await self.write(self.store.withdraw, device, self.clock())
+        def work() -> None:
+            self.keys.pop(device, None)
+            self.store.withdraw(device, self.clock())
+
+        await self.write(work)
 
     async def revoke(self, device: str) -> bool:
-        self.keys.pop(device, None)
-        return await self.write(self.store.revoke, device, self.clock())
+        def work() -> bool:
+            self.keys.pop(device, None)
+            return self.store.revoke(device, self.clock())
+
+        return await self.write(work)
 
     async def add_task(self, task: Task, state: State = "running") -> bytes:
         """Host a task; one whose bytes are here already stays as it is."""
@@ -228,6 +294,7 @@ class Hub:
             hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state)
             if hash_ not in self.runners:
                 self._host(task.canonical, state)
+                self._joined.clear()
                 self.store.record("added", self.clock(), task.name, hash_)
             return hash_
 
@@ -271,7 +338,7 @@ class Hub:
 
 def price_of(runner: TaskRunner) -> dict[str, Any]:
     """What a check-in of this task costs, for people who read JSON."""
-    priced = quote(runner.protocol, runner.task)
+    priced = quote(runner.fold.protocol, runner.task)
     return {
         "unit": "sample",
         "adjacency": "replace-sample",

@@ -1,7 +1,8 @@
-"""Bounds on what others may ask of the server: rates by address and by device, and how many wait at once."""
+"""Bounds on what others may ask of the server: rates by address and by device, sizes, and how many wait at once."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -18,15 +19,22 @@ class Rates:
     _buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def take(self, name: str, now: float) -> None:
-        """Let a request pass, or refuse it with the seconds to wait."""
+        """Let a request pass, or refuse it with the seconds to wait. A refused one takes no token."""
         tokens, then = self._buckets.pop(name, (self.burst, now))
         tokens = min(self.burst, tokens + (now - then) * self.rate)
-        self._buckets[name] = (max(0.0, tokens - 1), now)
+        passes = tokens >= 1
+        self._buckets[name] = (tokens - 1 if passes else tokens, now)
         if len(self._buckets) > self.most:
             self._buckets.popitem(last=False)
-        if tokens < 1:
-            wait = max(1, round((1 - tokens) / self.rate))
+        if not passes:
+            wait = max(1, math.ceil((1 - tokens) / self.rate))
             raise Problem("too-many", f"At most {self.rate:g} requests a second are answered here.", retry_after=wait)
+
+    def give(self, name: str) -> None:
+        """Take a request off the count: its sender proved who it is, and is counted by that name."""
+        found = self._buckets.get(name)
+        if found is not None:
+            self._buckets[name] = (min(self.burst, found[0] + 1), found[1])
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,15 @@ class Limits:
     """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
     batch: int = 256
     """Check-ins that are journalled in one transaction."""
-    address_rate: float = 200.0
-    address_burst: float = 2000.0
+    address_rate: float = 1000.0
+    address_burst: float = 5000.0
+    """By address, before anybody is authenticated. A check-in that is authentic does not count here."""
     device_rate: float = 5.0
     device_burst: float = 50.0
     slow: float = 30.0
-    """Seconds in which a body must arrive."""
+    """Seconds in which the head of a request must arrive, and then its body."""
+    connections: int = 10_000
+    """Connections at once; beyond that: 503 with Retry-After."""
     free_space: int = 64 * 2**20
     """Bytes on disk below which nothing new is taken: 507, and reading goes on."""
     pace: float = 200.0

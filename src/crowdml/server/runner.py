@@ -18,13 +18,13 @@ from crowdml.errors import TaskError
 from crowdml.messages import SERVER, encode
 from crowdml.protocol import Context, Publish, Step, Stop, advance
 from crowdml.protocols import find
-from crowdml.storage.server import Entry, JournalRow, Publication, Refused, Store
+from crowdml.storage.server import Entry, JournalRow, Publication, Refused, Snapshot, Store
 from crowdml.task import Task, from_canonical
 from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
-from crowdml.wire.receipts import Receipt
+from crowdml.wire.receipts import Receipt, chain_next, chain_start
 from crowdml.wire.validate import decode_message
 
 SNAPSHOT_EVERY = 2_000
@@ -41,6 +41,47 @@ class Offer:
     version: int
     kind: str
     body: bytes
+    index: int
+    """Entries of the journal behind it."""
+    chain: bytes
+    """The journal's chain there: what every receipt up to `index` is bound to."""
+
+
+class Fold:
+    """A task's state: the protocol's server handlers over check-ins, in order. No clock, no noise, no store."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.protocol = find(task)
+        self.expected = self.protocol.expected(task)
+        step = self.protocol.server.start(task, Context(me=SERVER))
+        self.state: Any = step.state
+        self.message = published(step)
+        self.reason: str | None = None
+        """Why the task stopped by its own rule; None while it goes on."""
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot."""
+        self.state = unpack_state(self.state, snapshot.state)
+        self.message = None
+        *_, self.reason = msgpack.unpackb(snapshot.published)
+
+    def read(self, kind: str, body: bytes) -> Any:
+        """The message behind the bytes, if this task hears it and it is as the task says."""
+        return decode_message(kind, body, self.expected)
+
+    def apply(self, message: Any, sender: str) -> None:
+        step = advance(self.protocol.server, self.task, self.state, message, Context(me=SERVER, sender=sender))
+        self.state = step.state
+        self.message = published(step) or self.message
+        for effect in step.effects:
+            if isinstance(effect, Stop) and (effect.when is None or bool(effect.when)):
+                self.reason = effect.reason
+
+    @property
+    def weights(self) -> Any:
+        """The model as it stands."""
+        return np.asarray(self.protocol.model(self.task, self.state))
 
 
 class TaskRunner:
@@ -51,52 +92,48 @@ class TaskRunner:
         self.task: Task = from_canonical(canonical)
         if self.task.as_published:
             raise TaskError(f"task {self.task.name!r} runs as published: that is for the simulator alone.")
-        self.protocol = find(self.task)
-        self.expected = self.protocol.expected(self.task)
-        self.reason: str | None = None
-        self._fold()
+        self.fold = Fold(self.task)
+        self.index, self.chain = 0, chain_start(self.task.hash)
+        self.offer = self._offer()
+        self._catch_up()
 
-    def _fold(self) -> None:
+    @property
+    def reason(self) -> str | None:
+        return self.fold.reason
+
+    def _catch_up(self) -> None:
         """The state from the last snapshot and every body since. No noise is drawn; the bits are those of before."""
-        step = self.protocol.server.start(self.task, Context(me=SERVER))
-        self.state, message = step.state, published(step)
         hash_ = self.task.hash
         snapshot = self.store.last_snapshot(hash_)
-        self.index = self.snapshot_at = 0
         if snapshot is not None:
-            self.state = unpack_state(self.state, snapshot.state)
-            self.index = self.snapshot_at = snapshot.index
-            self.offer = Offer(*msgpack.unpackb(snapshot.published))
-        else:
-            self.offer = offer_of(message)
+            self.fold.resume(snapshot)
+            self.index, self.chain = snapshot.index, snapshot.chain
+            version, kind, body, _ = msgpack.unpackb(snapshot.published)
+            self.offer = Offer(version, kind, body, self.index, self.chain)
+        self.snapshot_at = self.index
         for index, data in self.store.tail(hash_, self.index):
             signed = open_signed(data)
-            step = self._advance(decode_message(signed.envelope.kind, signed.envelope.body, self.expected), signed)
+            envelope = signed.envelope
+            self.fold.apply(self.fold.read(envelope.kind, envelope.body), envelope.sender)
             self.index = index
-            self._publish(step)
+            self.chain = chain_next(self.chain, hash_, envelope.sender, envelope.seq, signed.hash)
+        if self.index > self.snapshot_at:
+            self.offer = self._offer()
 
-    def _advance(self, message: Any, signed: Signed) -> Step[Any]:
-        ctx = Context(me=SERVER, sender=signed.envelope.sender)
-        step = advance(self.protocol.server, self.task, self.state, message, ctx)
-        self.state = step.state
-        for effect in step.effects:
-            if isinstance(effect, Stop) and (effect.when is None or bool(effect.when)):
-                self.reason = effect.reason
-        return step
-
-    def _publish(self, step: Step[Any]) -> None:
-        message = published(step)
-        if message is not None:
-            self.offer = offer_of(message)
+    def _offer(self) -> Offer:
+        message = self.fold.message
+        if message is None:  # nothing was published since the snapshot
+            return dataclasses.replace(self.offer, index=self.index, chain=self.chain)
+        return Offer(int(message.version), message.kind, encode(message), self.index, self.chain)
 
     def validate(self, signed: Signed) -> Any:
         """The message inside, if this task hears it and it is as the task says."""
         envelope = signed.envelope
         if envelope.task != self.task.hash:
             raise Problem("wrong-task", "The envelope names another task than the path.")
-        if envelope.to != frozenset((SERVER,)):
+        if envelope.to != TO_SERVER:
             raise Problem("wrong-recipient", "A check-in is addressed to the server alone.")
-        message = decode_message(envelope.kind, envelope.body, self.expected)
+        message = self.fold.read(envelope.kind, envelope.body)
         if int(getattr(message, "version", 0)) > self.offer.version:
             raise Problem(
                 "stale", f"Version {message.version} was never published; the newest is {self.offer.version}."
@@ -105,7 +142,7 @@ class TaskRunner:
 
     def accept(self, batch: Sequence[Signed]) -> list[Answer]:
         """Validate, journal and apply a batch whose signatures are verified; an answer for each, durable."""
-        answers: list[Answer | None] = [None] * len(batch)
+        answers: dict[int, Answer] = {}
         messages: dict[int, Any] = {}
         for place, signed in enumerate(batch):
             try:
@@ -113,22 +150,26 @@ class TaskRunner:
             except Problem as problem:
                 answers[place] = problem
         received = self.now()
-        places = list(messages)
-        entries = self.store.append(self.task.hash, [JournalRow.of(batch[place], received) for place in places])
-        last: Step[Any] | None = None
-        for place, entry in zip(places, entries, strict=True):
+        before = self.index
+        entries = self.store.append(self.task.hash, [JournalRow.of(batch[place], received) for place in messages])
+        for (place, message), entry in zip(messages.items(), entries, strict=True):
             if isinstance(entry, Refused):
                 answers[place] = refusal(entry)
                 continue
             if entry.is_new:
-                last = self._advance(messages[place], batch[place])
-                self.index = entry.index
+                self.fold.apply(message, entry.device)
+                self.index, self.chain = entry.index, entry.chain
             answers[place] = (202 if entry.is_new else 200, self.receipt(entry))
-        if last is not None:
-            self._publish(last)
+        if self.index > before:
+            self.offer = self._offer()
             if self.index - self.snapshot_at >= SNAPSHOT_EVERY or self.reason is not None:
                 self.take_snapshot()
-        return [answer for answer in answers if answer is not None]
+        return [answers[place] for place in range(len(batch))]
+
+    def repeated(self, signed: Signed) -> Answer | None:
+        """The first answer to a check-in that is in the journal already; None of any other."""
+        entry = self.store.entry(self.task.hash, signed.envelope.sender, signed.envelope.seq)
+        return (200, self.receipt(entry)) if entry is not None and entry.hash == signed.hash else None
 
     def receipt(self, entry: Entry) -> bytes:
         receipt = Receipt(self.task.hash, entry.device, entry.seq, entry.index, entry.hash, entry.chain)
@@ -138,13 +179,16 @@ class TaskRunner:
         """Keep the state, so that a restart is quick; bodies behind the snapshot before this one are reduced."""
         if self.index == self.snapshot_at:
             return
-        head = self.store.head(self.task.hash)
-        before, self.snapshot_at = self.snapshot_at, head.index
-        offered = pack([self.offer.version, self.offer.kind, self.offer.body])
-        self.store.snapshot(self.task.hash, head.index, head.chain, pack_state(self.state), offered)
-        self.store.publish(self.task.hash, Publication(self.offer.version, self.offer.kind, self.offer.body))
+        before, self.snapshot_at = self.snapshot_at, self.index
+        offer = self.offer
+        offered = pack([offer.version, offer.kind, offer.body, self.reason])
+        self.store.snapshot(self.task.hash, self.index, self.chain, pack_state(self.fold.state), offered)
+        self.store.publish(self.task.hash, Publication(offer.version, offer.kind, offer.body))
         if before:
             self.store.reduce(self.task.hash, before)
+
+
+TO_SERVER = frozenset((SERVER,))
 
 
 def refusal(refused: Refused) -> Problem:
@@ -164,10 +208,6 @@ def published(step: Step[Any]) -> Any:
         if isinstance(effect, Publish) and (effect.when is None or bool(effect.when)):
             return effect.message
     return None
-
-
-def offer_of(message: Any) -> Offer:
-    return Offer(int(message.version), message.kind, encode(message))
 
 
 def pack_state(state: Any) -> bytes:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from crowdml.errors import CrowdmlError
 from crowdml.server.app import make_app
+from crowdml.server.connection import connection_class
 from crowdml.server.hub import Hub
 from crowdml.server.limits import Limits
 from crowdml.storage.server import Store
@@ -32,6 +35,9 @@ class Started:
     address: str
     tasks: tuple[str, ...]
     code: str | None
+    hub: Hub
+    stop: Callable[[], None]
+    """Ask the server to drain and end; from any thread."""
 
 
 async def serve(
@@ -47,38 +53,77 @@ async def serve(
     started: Callable[[Started], None] = lambda _: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then drain and take snapshots. `invite` uses of a fresh invitation are printed."""
+    listening = _listen(host, port)
+    with contextlib.closing(listening):
+        await _serve(folder, listening, host, database, tasks, invite, certificate, limits, started)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket of our own: uvicorn would end the process where it cannot have one."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise CannotServe(
+            f"The server could not listen on {host}:{port}: {error}. Is another one running there? Choose another port."
+        ) from error
+
+
+async def _serve(
+    folder: Path,
+    listening: socket.socket,
+    host: str,
+    database: str | None,
+    tasks: Sequence[Task],
+    invite: int,
+    certificate: tuple[Path, Path] | None,
+    limits: Limits | None,
+    started: Callable[[Started], None],
+) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     hub = Hub.open(Store(database or folder / DATABASE, serving=True), limits)
     for task in tasks:
         await hub.add_task(task)
     code = await hub.invite(uses=invite, label="made at the start") if invite else None
+    limits = hub.limits
     config = uvicorn.Config(
         make_app(hub),
-        host=host,
-        port=port,
+        http=connection_class(limits),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=10_000,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=20,
-        h11_max_incomplete_event_size=16_384,
         ssl_certfile=certificate[0] if certificate else None,
         ssl_keyfile=certificate[1] if certificate else None,
     )
     server = uvicorn.Server(config)
-    running = asyncio.get_running_loop().create_task(server.serve())
+    running = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
     while not server.started and not running.done():
         await asyncio.sleep(0.01)
     if server.started:
-        listening = server.servers[0].sockets[0].getsockname()
         scheme = "https" if certificate else "http"
         names = tuple(each.task.name for each in hub.hosted())
-        started(Started(f"{scheme}://{host}:{listening[1]}", names, code))
+
+        def stop() -> None:
+            server.should_exit = True
+
+        started(Started(f"{scheme}://{host}:{listening.getsockname()[1]}", names, code, hub, stop))
     with contextlib.suppress(asyncio.CancelledError):
         await running
     if not server.started:
-        raise CannotServe(f"The server could not listen on {host}:{port}. Is another one running there?")
+        raise CannotServe("The server did not start. The log above says why.")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run the server on uvloop, or on asyncio's own loop where there is none."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        from asyncio import new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(work)
 
 
 def log_plainly() -> None:
