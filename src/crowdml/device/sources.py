@@ -102,7 +102,7 @@ class FileSource(SampleSource):
             if not rows:
                 break
             self.taken += len(rows)
-            good = [sample for sample in (_sample(x, y, self._task) for x, y in rows) if sample is not None]
+            good = _samples(rows, self._task)
             self.skipped += len(rows) - len(good)
             samples += good
         if not samples and self.skipped:
@@ -155,11 +155,10 @@ class LiveSource(SampleSource):
     def _pump(self) -> None:
         try:
             for x, y in self._rows():
-                sample = _sample(x, y, self._task)
+                samples = _samples([(x, y)], self._task)
                 self.taken += 1
-                if sample is None:
-                    self.skipped += 1
-                elif not self._put(sample):
+                self.skipped += not samples
+                if samples and not self._put(samples[0]):
                     return
         except Exception as error:  # a thread has nobody to raise to: `read` does
             self._failure = error
@@ -253,17 +252,20 @@ def _function(rest: str) -> Callable[[], Iterable[tuple[Any, Any]]]:
     return found
 
 
-def _sample(x: Any, y: Any, task: Task) -> Sample | None:
-    """None where a row is no sample of this task."""
-    label = _label(y, task)
+def _samples(rows: list[tuple[Any, Any]], task: Task) -> list[Sample]:
+    """Those rows that are samples of this task: all at once, or one by one where some cannot be read."""
+    labels = [_label(y, task) for _, y in rows]
     try:
-        row = np.asarray(x, np.float64)
+        x = np.asarray([x for x, _ in rows], np.float64)
     except (ValueError, TypeError):
-        return None
-    if label is None or row.shape != (task.features.dimension,):
-        return None
+        x = np.zeros(0)
+    if x.shape != (len(rows), task.features.dimension):
+        if len(rows) == 1:
+            return []
+        return [sample for row in rows for sample in _samples([row], task)]
     norm = task.features.norm
-    return Sample(into_ball(row, cast(Norm, norm.kind), float(norm.bound)), label)
+    x = into_ball(x, cast(Norm, norm.kind), float(norm.bound))
+    return [Sample(row, label) for row, label in zip(x, labels, strict=True) if label is not None]
 
 
 def _label(y: Any, task: Task) -> float | None:
