@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -131,13 +132,19 @@ def encode(message: Any) -> bytes:
 
 def decode(kind: str, body: bytes) -> Any:
     """The message behind the bytes. What was released stays a Release, stamped as received."""
-    cls = KINDS[kind]
-    hints = get_type_hints(cls, include_extras=True)
+    cls, released = KINDS[kind], _released(kind)
     fields: dict[str, Any] = {}
     for name, plain in msgpack.unpackb(body).items():
         value = _array(plain) if isinstance(plain, list) else plain
-        fields[name] = Release(value, RECEIVED) if _is_release(hints[name]) and value is not None else value
+        fields[name] = Release(value, RECEIVED) if name in released and value is not None else value
     return cls(**fields)
+
+
+@cache
+def _released(kind: str) -> frozenset[str]:
+    """The fields of a kind that hold releases."""
+    hints = get_type_hints(KINDS[kind], include_extras=True)
+    return frozenset(name for name, hint in hints.items() if _is_release(hint))
 
 
 def _plain(value: Any) -> Any:

@@ -129,6 +129,8 @@ class Protocol:
     """How many samples a `Sensed` batch has: public, and always the same."""
     model: Callable[[Task, Any], Array]
     """The weights to use, from the server's state."""
+    settle: Callable[[Task], Task]
+    """The task with what the protocol chose for it written in (the grid): the form that is published and pinned."""
     expected: Callable[[Task], Mapping[str, Mapping[str, Field]]]
     """For each kind of message that the server hears, what its fields look like; anything else is refused."""
 

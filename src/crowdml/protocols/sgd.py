@@ -17,7 +17,7 @@ Where we differ, and why:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -366,6 +366,14 @@ def model_weights(task: Task, state: Learning) -> Array:
     return state.memory if plan(task).settings.update == "average" else state.weights
 
 
+def settle(task: Task) -> Task:
+    """The task with its grid written in, so that no other implementation has to make the same choice."""
+    fixed = plan(task)
+    if task.privacy.mechanism == "none" or task.privacy.grid is not None:
+        return task
+    return task.with_(privacy=replace(task.privacy, grid=fixed.grid.step))
+
+
 def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
     """What a check-in may hold. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
     fixed = plan(task)
@@ -395,6 +403,7 @@ protocol = Protocol(
     check=lambda task: void(plan(task)),
     batch=lambda task: plan(task).settings.batch,
     model=model_weights,
+    settle=settle,
     expected=expected,
 )
 
