@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from bench import task_text
 
+from bench import task_text
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.privacy.grid import COUNTS
 from crowdml.privacy.losses import Pure
@@ -96,7 +96,7 @@ def test_without_noise_the_price_is_infinite():
 def test_a_task_whose_check_in_overspends_its_budget_is_refused():
     with pytest.raises(TaskError, match=r"a sample pays ε=1 for one check-in, and privacy.budget.epsilon = 0.5 is all"):
         find(laplace_task("{ gradient = 1.0 }", "epsilon = 0.5\nsamples = 100"))
-    with pytest.raises(TaskError, match="a check-in takes 5 samples, and privacy.budget.samples = 4"):
+    with pytest.raises(TaskError, match=r"a check-in takes 5 samples, and privacy\.budget\.samples = 4"):
         find(laplace_task("{ gradient = 1.0 }", "epsilon = 1.0\nsamples = 4"))
 
 

@@ -217,7 +217,7 @@ def from_canonical(data: bytes) -> Task:
     _check_values(values, "")
     task = read_section(Task, values, "")
     if task.canonical != data:
-        raise TaskError("These bytes are not the one form of the task that they describe, so their hash is not the task's.")
+        raise TaskError("These bytes are not the one form of the task that they describe: their hash is not its hash.")
     return task
 
 
@@ -298,7 +298,7 @@ def _json(value: Any) -> str:
 
 
 def _decimal(value: Fraction) -> str:
-    """A fraction whose denominator divides a power of ten, with a decimal point: that is how it is told from a count."""
+    """A fraction whose denominator divides a power of ten, with a point: that is how it is told from a count."""
     places = 1
     while (value * 10**places).denominator != 1:
         places += 1

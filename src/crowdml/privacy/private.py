@@ -1,7 +1,7 @@
 """`Private` and `Release`: what must not leave, and what may.
 
 Python cannot forbid `private._value`. Types, the seal and one test over the source (tests/test_source.py) make it
-visible: only this module, the door and the buffer name it.
+visible: only this module, the door and the simulator's pytrees name it.
 """
 
 from __future__ import annotations
