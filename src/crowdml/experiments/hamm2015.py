@@ -81,8 +81,8 @@ class Case:
         trips = {epsilon: held // choice.batch for epsilon, choice in self.table.sound.items()}
         ten, one = (quote(find(task), task).device_epsilon(trips[epsilon]) for epsilon, task in sound.items())
         return (
-            f"Epsilon protects one sample. If all {held} of a device were replaced: {a_pass:.0f} a pass as published at "
-            f"b = 20, {ten:.0f} and {one:.0f} for the sound form at 10 and 1."
+            f"Epsilon protects one sample. If all {held} of a device were replaced: {a_pass:.0f} a pass as published "
+            f"at b = 20, {ten:.0f} and {one:.0f} for the sound form at 10 and 1."
         )
 
     @property
