@@ -91,7 +91,7 @@ def join(
         fleet.conditions, fleet.tell = conditions, _teller(report)
         reader = open_source(source, fleet.task, share, seed=seed)  # a wrong one is said before the server hears of us
         await fleet.enrol(code, ca)
-        report.line(f"Joined as device {fleet.keys()[0][1].id}.")
+        report.line(f"Joined as device {fleet.all_keys()[0][1].id}.")
         return await fleet.run(lambda _: reader, seconds=seconds, most=most)
 
     with home.locked():

@@ -92,7 +92,7 @@ class Fleet:
     tell: Callable[[str], None] = lambda _: None
     runners: list[Runner] = field(default_factory=list)
 
-    def keys(self) -> list[tuple[int, Key]]:
+    def all_keys(self) -> list[tuple[int, Key]]:
         return [(number, self.folder.key(None if self.single else number)) for number in range(self.devices)]
 
     async def enrol(self, code: str, ca: str | None, progress: Callable[[int], None] = lambda _: None) -> None:
@@ -107,7 +107,7 @@ class Fleet:
                 pinned(self.folder, self.client, enrolled, ca)
             progress(1)
 
-        keys = self.keys()
+        keys = self.all_keys()
         if not self.folder.joined:
             self.folder.ledger().close()  # it is there before the server knows the device: a missing one is a lost one
         await one(keys[0][1])
@@ -132,7 +132,7 @@ class Fleet:
         failures = 0
         while self.folder.lost:
             try:
-                found, exhausted = await recover(self.folder, self.client, self.keys(), self.clock)
+                found, exhausted = await recover(self.folder, self.client, self.all_keys(), self.clock)
                 self.tell(f"the ledger was lost: {found} began from a signed statement, {exhausted} as exhausted")
             except (Unreachable, Problem) as error:
                 pause = self.patience.pause(failures, error.retry_after if isinstance(error, Problem) else None)
@@ -155,7 +155,7 @@ class Fleet:
         began = time.perf_counter()
         try:
             commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0)
-            for number, key in self.keys():
+            for number, key in self.all_keys():
                 view = ledger.of(number)
                 member = Member.of(self.folder, key, view, self.task, self.protocol)
                 self.runners.append(

@@ -1,0 +1,305 @@
+"""A device and a real server: what is charged, sent, acknowledged and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from crowdml.device.client import Client
+from crowdml.device.folder import LEDGER, Folder, OwnerBudget, offer, readable_task
+from crowdml.device.joining import withdraw
+from crowdml.device.runner import Clock, Patience, statement_after
+from crowdml.errors import CrowdmlError, LedgerError, TaskError
+from crowdml.privacy.losses import Pure
+from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.protocols import find
+from crowdml.storage import Budget, Charge, Ledger
+from crowdml.wire.envelopes import open_signed, sign
+from crowdml.wire.receipts import open_receipt
+from crowdml.wire.statements import Statement
+from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
+
+TASK = small_task()
+SHORT = small_task("short", samples=10)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("server"), TASK, SHORT) as server:
+        yield server
+
+
+def charged_messages(folder: Path) -> tuple[int, int, int]:
+    """Charges, messages, and messages that wait."""
+    with Ledger(folder / LEDGER, must_exist=True) as ledger:
+        task = ledger.charges()[0].task
+        return len(ledger.charges()), ledger.next_seq(task), len(ledger.resend())
+
+
+def test_each_check_in_is_charged_once_acknowledged_once_and_has_a_receipt_of_the_server(server, tmp_path):
+    before = server.check_ins(TASK)
+    home = joined(tmp_path, TASK)
+    fleet, summary = run(home, server.address, server.code, TASK, rows(23))
+    assert (summary.check_ins, summary.endings) == (4, {"source": 1})
+    assert server.check_ins(TASK) == before + 4
+    assert charged_messages(tmp_path) == (8, 4, 0)
+    with home.ledger() as ledger:
+        receipts = [open_receipt(data) for data in ledger.receipts()]
+        assert [receipt.seq for receipt in receipts] == [1, 2, 3, 4]
+        assert all(receipt.verify(bytes.fromhex(home.server.key)) for receipt in receipts)
+        assert len(ledger.waiting(TASK.hash)) == 3
+        statement = open_signed(server.hub.store.statement(fleet.all_keys()[0][1].id)).statement
+        dearest = ledger.dearest_sample(1e-6)
+        assert statement == Statement.of(ledger.device_total(), ledger.samples_given(), dearest[1])
+    assert summary.epsilon_sample == pytest.approx(1.5, abs=1e-6)
+
+
+def test_the_files_of_a_device_are_for_its_owner_alone(server, tmp_path):
+    home = joined(tmp_path / "device", TASK)
+    run(home, server.address, server.code, TASK, rows(5))
+    assert home.path.stat().st_mode & 0o077 == 0
+    files = [path for path in home.path.rglob("*") if path.is_file()]
+    assert {"key.pem", "ledger.sqlite", "device.json", "consent.json"} <= {path.name for path in files}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+
+
+def test_after_a_restart_no_row_of_the_source_is_read_again_and_those_that_wait_are_used(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(23))
+    _, summary = run(home, server.address, None, TASK, rows(23))
+    assert summary.check_ins == 0
+    _, summary = run(home, server.address, None, TASK, rows(25))
+    assert summary.check_ins == 1
+    with home.ledger() as ledger:
+        assert ledger.samples_given() == 25
+
+
+def test_the_tasks_own_budget_stops_the_device_with_a_sentence(server, tmp_path):
+    home = joined(tmp_path, SHORT)
+    _, summary = run(home, server.address, server.code, SHORT, rows(100))
+    assert (summary.check_ins, summary.endings) == (2, {"budget": 1})
+    assert "10 are left of what the task itself may take" in summary.reason
+    assert charged_messages(tmp_path) == (4, 2, 0)
+
+
+def test_the_owners_budget_stops_the_device_before_the_tasks(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    home.set_budget(OwnerBudget("2", 7))
+    _, summary = run(home, server.address, server.code, TASK, rows(100))
+    assert (summary.check_ins, summary.endings) == (1, {"budget": 1})
+    assert "2 of 7 are left of your budget for all tasks" in summary.reason
+
+
+def test_an_owner_who_caps_the_device_is_obeyed(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    home.set_budget(OwnerBudget("2", 100, "1/100"))
+    _, summary = run(home, server.address, server.code, TASK, rows(100))
+    assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
+    with home.ledger() as ledger:
+        assert ledger.charges() == ()
+
+
+def test_a_task_that_was_not_accepted_is_not_run(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    with pytest.raises(TaskError, match="not what the owner of this device accepted"):
+        run(home, server.address, server.code, SHORT, rows(5))
+
+
+def test_bytes_that_do_not_have_the_hash_that_was_asked_for_are_no_task():
+    with pytest.raises(TaskError, match="was asked for"):
+        readable_task(SHORT.canonical, TASK.hash)
+
+
+def test_a_task_without_noise_or_as_published_runs_on_no_device():
+    published = TASK.with_(as_published=True)
+    with pytest.raises(TaskError, match="only the simulator"):
+        readable_task(published.canonical, published.hash)
+    bare = TASK.with_(privacy=dataclasses.replace(TASK.privacy, mechanism="none", budget=None))
+    with pytest.raises(TaskError, match="without noise"):
+        readable_task(bare.canonical, bare.hash)
+
+
+def test_a_server_that_is_away_is_asked_later_and_later_and_nothing_is_lost(tmp_path):
+    task = small_task("away")
+    with serving(tmp_path / "server", task) as server:
+        home = joined(tmp_path / "device", task)
+        run(home, server.address, server.code, task, rows(5))
+        server.stop()
+        time_ = QuickClock()
+
+        async def outage():
+            device = asyncio.create_task(take_part(home, server.address, None, task, rows(25), time_=time_))
+            while sum(time_.slept) < 100:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(server.start)
+            return await device
+
+        _, summary = asyncio.run(outage())
+        assert summary.check_ins == 4
+        assert max(time_.slept) <= 10.0
+        assert server.check_ins(task) == 5
+
+
+def test_a_lost_ledger_begins_from_the_statement_that_the_device_signed(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(20))
+    with home.ledger() as ledger:
+        before = (ledger.device_total().epsilon(1e-6), ledger.samples_given(), ledger.dearest_sample(1e-6)[1].zcdp)
+    (home.path / LEDGER).unlink()
+    with pytest.raises(LedgerError, match="not known"):
+        home.ledger()
+    _, summary = run(home, server.address, None, TASK, rows(10, seed=2))
+    assert (summary.check_ins, summary.refused) == (2, 0)
+    with home.ledger() as ledger:
+        assert ledger.samples_given() == before[1] + 10
+        assert ledger.dearest_sample(1e-6)[1].zcdp == before[2]
+        assert ledger.device_total().epsilon(1e-6) > before[0]
+        assert {charge.mechanism for charge in ledger.charges()} == {"recovered", "gradient", "labels"}
+
+
+def test_a_lost_ledger_counts_against_the_budget_of_the_task(server, tmp_path):
+    home = joined(tmp_path, SHORT)
+    run(home, server.address, server.code, SHORT, rows(100))
+    (home.path / LEDGER).unlink()
+    _, summary = run(home, server.address, None, SHORT, rows(100, seed=2))
+    assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
+
+
+def test_a_lost_ledger_without_a_statement_leaves_the_device_exhausted(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, [])
+    (home.path / LEDGER).unlink()
+    _, summary = run(home, server.address, None, TASK, rows(10))
+    assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
+    _, summary = run(home, server.address, None, TASK, rows(10))
+    assert summary.check_ins == 0
+
+
+def test_a_message_under_a_number_that_the_server_has_is_sent_once_under_the_one_it_expects(server, tmp_path):
+    """As after a ledger that was put back from an old copy: the server is ahead of the device."""
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(5))
+    copy = (home.path / LEDGER).read_bytes()
+    run(home, server.address, None, TASK, rows(15))
+    before = server.check_ins(TASK)
+    (home.path / LEDGER).write_bytes(copy)
+    _, summary = run(home, server.address, None, TASK, rows(10, seed=3))
+    assert summary.check_ins == 1
+    assert server.check_ins(TASK) == before + 1
+    with home.ledger() as ledger:
+        assert [open_receipt(data).seq for data in ledger.receipts()] == [1, 4]
+
+
+def test_a_message_that_the_server_refuses_for_good_stays_charged_and_its_number_is_used_again(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(5))
+    key, before = home.key(), server.check_ins(TASK)
+    with home.ledger() as ledger:
+        good = open_signed(server.hub.store.statement(key.id))
+        bad = dataclasses.replace(good.envelope, seq=2, body=b"\x80")
+        ledger.charge(
+            TASK.hash, [], [], outbox={ledger.next_seq(TASK.hash): sign(bad, good.statement, key)},
+            state=b"\x82\xa3seq\x02\xa5state\xc0",
+        )  # fmt: skip
+    _, summary = run(home, server.address, None, TASK, rows(10))
+    assert (summary.check_ins, summary.refused) == (1, 1)
+    assert server.check_ins(TASK) == before + 1
+
+
+def test_a_receipt_that_another_server_signed_acknowledges_nothing(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, [])
+    values = home._read("device.json")
+    values["server"]["key"] = "00" * 32
+    home._write("device.json", values)
+    _, summary = run(home, server.address, None, TASK, rows(5))
+    assert (summary.check_ins, summary.endings) == (0, {"refused": 1})
+    assert "not signed by the server that this device joined" in summary.reason
+    assert charged_messages(tmp_path) == (2, 1, 1)
+
+
+def test_a_server_with_another_key_is_another_server(server, tmp_path):
+    home = joined(tmp_path / "device", TASK)
+    run(home, server.address, server.code, TASK, [])
+    with serving(tmp_path / "other", TASK) as other, pytest.raises(CrowdmlError, match="knows its server by"):
+        run(home, other.address, other.code, TASK, rows(5))
+
+
+def test_a_stopped_task_a_withdrawn_device_and_a_revoked_one_end_cleanly(tmp_path):
+    task = small_task("ending")
+    with serving(tmp_path / "server", task) as server:
+        homes = [joined(tmp_path / name, task) for name in "abc"]
+        for home in homes:
+            run(home, server.address, server.code, task, rows(5))
+
+        async def leave():
+            client = Client(server.address)
+            await withdraw(client, homes[0].key(), Clock())
+            await withdraw(client, homes[0].key(), Clock())
+            await client.close()
+
+        asyncio.run(leave())
+        server.call(server.hub.revoke(homes[1].key().id))
+        assert run(homes[0], server.address, None, task, rows(10))[1].endings == {"withdrawn": 1}
+        assert run(homes[1], server.address, None, task, rows(10))[1].endings == {"revoked": 1}
+        server.call(server.hub.set_state(task.hash, "stopped"))
+        assert run(homes[2], server.address, None, task, rows(10))[1].endings == {"stopped": 1}
+        assert charged_messages(homes[2].path) == (2, 1, 0)
+
+
+def test_a_fleet_keeps_every_device_apart_in_one_file(server, tmp_path):
+    home, before = joined(tmp_path, TASK), server.check_ins(TASK)
+    fleet, summary = run(home, server.address, server.code, TASK, rows(20 * 10), devices=20)
+    assert (summary.check_ins, summary.endings) == (40, {"source": 20})
+    assert server.check_ins(TASK) == before + 40
+    assert len({key.id for _, key in fleet.all_keys()}) == 20
+    with home.ledger() as ledger:
+        for number in range(20):
+            assert ledger.of(number).samples_given() == 10
+            assert ledger.of(number).resend() == ()
+            assert len(ledger.of(number).receipts()) == 2
+    assert [path.name for path in tmp_path.glob("*.sqlite")] == ["ledger.sqlite"]
+
+
+def test_two_processes_cannot_work_in_one_folder(tmp_path):
+    home = Folder(tmp_path)
+    with home.locked(), pytest.raises(CrowdmlError, match="Another process"), Folder(tmp_path).locked():
+        pass
+
+
+def test_back_off_grows_to_its_cap_and_is_spread_out():
+    patience = Patience(1.0, 60.0)
+    for failures, most in ((0, 1), (3, 8), (6, 60), (1000, 60)):
+        pauses = [patience.pause(failures) for _ in range(200)]
+        assert min(pauses) >= most / 2
+        assert max(pauses) <= most
+        assert max(pauses) - min(pauses) > most / 4
+    assert all(30 <= patience.pause(0, 30) <= 31 for _ in range(100))
+
+
+def test_what_an_owner_is_shown_is_computed_from_the_task():
+    shown = offer(SHORT, find(SHORT))
+    assert shown.check_ins == 2
+    assert shown.epsilon_sample == pytest.approx(1.5, abs=1e-6)
+    assert shown.task == SHORT.hash.hex()
+    assert len(shown.promises) == 2
+
+
+def test_a_statement_names_the_totals_that_hold_once_its_charges_are_written():
+    def charge(first: int, last: int) -> Charge:
+        loss, whole = Pure(Fraction(1, 10)), Pure(Fraction(1, 10) * (last - first + 1))
+        when = "2025-01-31T12:00:00+00:00"
+        return Charge(TASK.hash, "x", loss, whole, Observer.ANYONE, Adjacency.REPLACE_SAMPLE, first, last, when)
+
+    with Ledger(":memory:") as ledger:
+        ledger.take_serials(10)
+        plenty = Budget(Fraction(100), 1e-6, 1000)
+        ledger.charge(TASK.hash, [charge(0, 4)], [plenty])
+        fresh = statement_after(ledger, [charge(5, 9)], 5, 1e-6)
+        assert fresh == Statement(("pure 1",), 10, ("pure 1/10",))
+        again = statement_after(ledger, [charge(0, 4)], 5, 1e-6)
+        assert again == Statement(("pure 1",), 5, ("pure 1/5",))
