@@ -93,7 +93,7 @@ def measure(
         found += peers.measure(progress, x, y, DEVICES)
     return {
         "id": "bench/sim",
-        "work": f"{rows} samples, {DIMENSION} features, {CLASSES} classes, {DEVICES} devices; an update is one check-in "
+        "work": f"{rows} samples, {DIMENSION} features, {CLASSES} classes, {DEVICES} devices; an update is a check-in "
         "applied, of one sample or of b; peers: of 20 samples, in rounds of 10 devices, without noise",
         "rows": found,
         "ratios": [

@@ -25,7 +25,7 @@ from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocol import Context, Protocol, advance
 from crowdml.protocols import find
 from crowdml.sim.crowd import Holding, Run, published, small_releases, stops, turn
-from crowdml.sim.pytrees import register
+from crowdml.sim.pytrees import compile_alike, register
 from crowdml.sim.schedule import Schedule
 from crowdml.task import Task
 
@@ -200,5 +200,6 @@ def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: boo
 
         return jax.lax.fori_loop(0, count, body, (carry, room))
 
-    compiled = jax.jit(jax.vmap(block, in_axes=(0, 0, None)) if together else block)
+    block = jax.vmap(block, in_axes=(0, 0, None)) if together else block
+    compiled = compile_alike(block)
     return Loop(compiled, names, together)

@@ -25,7 +25,7 @@ from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocol import CheckOut, Context, Protocol, Send, Sensed, Step, advance
 from crowdml.protocols import find
 from crowdml.sim.crowd import Holding, Run, published, small_releases, stops
-from crowdml.sim.pytrees import register
+from crowdml.sim.pytrees import compile_alike, register
 from crowdml.sim.schedule import Schedule
 from crowdml.sim.world import World
 from crowdml.task import Task
@@ -73,8 +73,8 @@ class CompiledSteps(Steps):
         super().__init__(protocol, task, noise)
         self.stamp = Stamp("this compiled step")
         self.passages: list[Passage] = []
-        self._hear = jax.jit(self._trace_hear)
-        self._apply = jax.jit(
+        self._hear = compile_alike(self._trace_hear)
+        self._apply = compile_alike(
             lambda state, message: super(CompiledSteps, self).apply(state, message, Context(me=SERVER))
         )
 
