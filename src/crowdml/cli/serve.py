@@ -22,6 +22,26 @@ from crowdml.cli.output import Report, json_option
 @click.option("--invite", default=0, show_default=True, help="Print an invitation for so many devices.")
 @click.option("--certificate", nargs=2, default=None, type=click.Path(path_type=Path),
               help="TLS: the files of the certificate chain and of its key.")  # fmt: skip
+@click.option(
+    "--address-rate",
+    type=click.FloatRange(min=0.1),
+    default=None,
+    help="Requests a second from one address that nobody signed; its burst is five times as many.",
+)
+@click.option(
+    "--device-rate",
+    type=click.FloatRange(min=0.001),
+    default=None,
+    help="Check-ins a second of one device; its burst is ten times as many.",
+)
+@click.option(
+    "--pace",
+    type=click.FloatRange(min=0.1),
+    default=None,
+    help="Check-ins a second that the whole crowd is asked to keep to.",
+)
+@click.option("--snapshot-every", type=click.IntRange(min=1), default=None,
+              help="Check-ins of a task between snapshots.")  # fmt: skip
 @json_option
 def serve(
     folder: Path,
@@ -31,14 +51,28 @@ def serve(
     tasks: tuple[str, ...],
     invite: int,
     certificate: tuple[Path, Path] | None,
+    address_rate: float | None,
+    device_rate: float | None,
+    pace: float | None,
+    snapshot_every: int | None,
     json_path: str | None,
 ) -> None:
     """Run a server until it is stopped; what it acknowledged survives any stop."""
     from crowdml.cli.task import find_task
+    from crowdml.server.limits import Limits
     from crowdml.server.serve import Started, log_plainly, run
     from crowdml.server.serve import serve as make
 
     report = Report(json_path)
+    given: dict[str, Any] = {
+        "address_rate": address_rate,
+        "address_burst": address_rate and max(1, 5 * address_rate),
+        "device_rate": device_rate,
+        "device_burst": device_rate and max(1, 10 * device_rate),
+        "pace": pace,
+        "snapshot_every": snapshot_every,
+    }
+    limits = Limits(**{name: value for name, value in given.items() if value is not None})
 
     def tell(started: Started) -> None:
         report.line(f"Serving {', '.join(started.tasks) or 'no task yet'} at {started.address}")
@@ -57,6 +91,7 @@ def serve(
             tasks=[find_task(name) for name in tasks],
             invite=invite,
             certificate=certificate,
+            limits=limits,
             started=tell,
         )
     )

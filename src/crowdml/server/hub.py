@@ -93,7 +93,7 @@ class Hub:
         return hub
 
     def _host(self, canonical: bytes, state: State) -> TaskRunner:
-        runner = TaskRunner(self.store, canonical, self.key, self.clock)
+        runner = TaskRunner(self.store, canonical, self.key, self.clock, snapshot_every=self.limits.snapshot_every)
         self.runners[runner.task.hash] = runner
         self.states[runner.task.hash] = state
         if runner.reason is not None and state == "running":  # it stopped, and the server did so before it wrote that

@@ -60,3 +60,5 @@ class Limits:
     """Bytes on disk below which nothing new is taken: 507, and reading goes on."""
     pace: float = 200.0
     """Check-ins a second that the crowd is asked to keep to."""
+    snapshot_every: int = 2_000
+    """Check-ins of a task between snapshots: what a restart has to fold again."""

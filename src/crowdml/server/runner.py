@@ -27,9 +27,6 @@ from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import Receipt, chain_next, chain_start
 from crowdml.wire.validate import decode_message
 
-SNAPSHOT_EVERY = 2_000
-"""Check-ins between snapshots: what a restart has to fold again."""
-
 Answer = tuple[int, bytes] | Problem
 """A status (202 new, 200 already here) with the receipt's bytes, or why it was refused."""
 
@@ -87,8 +84,10 @@ class Fold:
 class TaskRunner:
     """One task. Everything here runs in the server's one writing thread."""
 
-    def __init__(self, store: Store, canonical: bytes, key: Key, now: Callable[[], str]) -> None:
-        self.store, self.key, self.now = store, key, now
+    def __init__(
+        self, store: Store, canonical: bytes, key: Key, now: Callable[[], str], *, snapshot_every: int = 2_000
+    ) -> None:
+        self.store, self.key, self.now, self.snapshot_every = store, key, now, snapshot_every
         self.task: Task = from_canonical(canonical)
         if self.task.as_published:
             raise TaskError(f"task {self.task.name!r} runs as published: that is for the simulator alone.")
@@ -162,7 +161,7 @@ class TaskRunner:
             answers[place] = (202 if entry.is_new else 200, self.receipt(entry))
         if self.index > before:
             self.offer = self._offer()
-            if self.index - self.snapshot_at >= SNAPSHOT_EVERY or self.reason is not None:
+            if self.index - self.snapshot_at >= self.snapshot_every or self.reason is not None:
                 self.take_snapshot()
         return [answers[place] for place in range(len(batch))]
 

@@ -1,0 +1,99 @@
+"""A real `crowdml serve` in a process of its own, which can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from device import TEXT, Line
+
+OPTIONS = ("--device-rate", "100000", "--address-rate", "100000")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@dataclass
+class Server:
+    """One folder and one port; the process comes and goes."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    def write_task(self, name: str = "one", steps: int = 1_000_000) -> Path:
+        path = self.folder / f"{name}.toml"
+        path.write_text(TEXT.format(name=name, steps=steps))
+        return path
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    def spawn(self, *options: str) -> None:
+        command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(self.data)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port), "--json", "-", *OPTIONS, *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self.starts += 1
+
+    def started(self) -> dict[str, Any]:
+        """Wait until it listens."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said, f"the server did not start: {self.log.read_text()[-2000:]}"
+        return json.loads(said)
+
+    def start(self, *options: str) -> dict[str, Any]:
+        self.spawn(*options)
+        return self.started()
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM: it drains, and ends well."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        self.process.send_signal(how)
+        code = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+        return code
+
+    def line(self) -> Line:
+        return Line("127.0.0.1", self.port)
+
+
+def journal(path: Path, after: int = 0) -> Sequence[tuple[int, str, int]]:
+    """Index, device and seq of every entry, read beside the server."""
+    import sqlite3
+
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        query = 'select j."index", d.id, j.seq from journal j join device d on d.number = j.device'
+        return connection.execute(f'{query} where j."index" > ? order by j."index"', (after,)).fetchall()
