@@ -138,9 +138,9 @@ def test_every_shipped_task_is_one_that_runs(path):
         (
             "epsilon = 1.0, samples",
             "epsilon = 0.5, samples",
-            ["privacy.budget.epsilon = 0.5", "costs a sample", "Allow at least"],
+            ["privacy.budget.epsilon = 0.5", "a sample pays", "raise the budget"],
         ),
-        ("samples = 2000", "samples = 19", ["privacy.budget.samples = 19", "gives 20 samples", "at least 20"]),
+        ("samples = 2000", "samples = 19", ["privacy.budget.samples = 19", "takes 20 samples", "Lower protocol.batch"]),
         ("samples = 2000", "samples = 0", ["privacy.budget.samples = 0", "between 1 and"]),
         ('unit = "sample"', 'unit = "person"', ["privacy.unit = 'person'", "sample, device"]),
         ('unit = "sample"', "grid = 0.3", ["privacy.grid = 0.3", "power of two"]),
