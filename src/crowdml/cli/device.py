@@ -136,14 +136,14 @@ def fleet(
 ) -> None:
     """Run many real devices from one process against URL: for trials and load, with an invitation for as many uses."""
     from crowdml.device.folder import Folder
-    from crowdml.device.sources import Share, open_source
+    from crowdml.device.sources import deal_sources
 
     report = Report(json_path)
     home = Folder(folder)
 
     async def work(client: Client) -> Summary:
         crowd = await _welcome(report, client, home, wanted, yes, devices=devices, single=False)
-        readers = [open_source(source, crowd.task, Share(number, devices), seed=seed) for number in range(devices)]
+        readers = deal_sources(source, crowd.task, devices, seed=seed)
         with report.progress() as bar:
             shown = bar.add_task("devices enrolled", total=devices)
             await crowd.enrol(code, ca, lambda n: bar.advance(shown, n))

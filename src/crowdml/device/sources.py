@@ -31,7 +31,7 @@ from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
 from crowdml.task import Task
 
-__all__ = ["FileSource", "LiveSource", "Sample", "SampleSource", "Share", "open_source", "parse_share"]
+__all__ = ["FileSource", "LiveSource", "Sample", "SampleSource", "Share", "deal_sources", "open_source", "parse_share"]
 
 Kind = Literal["shard", "csv", "ndjson", "python"]
 KINDS: tuple[str, ...] = ("shard:NAME", "csv:PATH", "ndjson:PATH", "python:MODULE:FUNCTION")
@@ -90,15 +90,15 @@ class FileSource(SampleSource):
     """Rows that are there already: a file, or a share of a data set."""
 
     def __init__(self, name: str, rows: Iterable[tuple[Any, Any]], task: Task) -> None:
-        self.name, self.taken, self.skipped, self._rows, self._task = name, 0, 0, iter(rows), task
+        self.name, self.taken, self.skipped, self.rows, self._task = name, 0, 0, iter(rows), task
 
     async def skip(self, rows: int) -> None:
-        self.taken += sum(1 for _ in islice(self._rows, max(0, rows - self.taken)))
+        self.taken += sum(1 for _ in islice(self.rows, max(0, rows - self.taken)))
 
     async def read(self, most: int) -> list[Sample]:
         samples: list[Sample] = []
         while len(samples) < most:
-            rows = list(islice(self._rows, most - len(samples)))
+            rows = list(islice(self.rows, most - len(samples)))
             if not rows:
                 break
             self.taken += len(rows)
@@ -199,6 +199,19 @@ def open_source(spec: str, task: Task, share: Share | None = None, *, seed: int 
         raise DataError(f"--source {spec}: there is no file {path}.")
     rows = islice(read(_lines(path)), share.index, None, share.of)
     return FileSource(f"{kind}:{path.resolve()}:{share.index}/{share.of}", rows, task)
+
+
+def deal_sources(spec: str, task: Task, devices: int, *, seed: int | None = None) -> list[SampleSource]:
+    """One source for each device of a fleet, read once: device i has rows i, i + devices, ... as with --shard."""
+    kind, _, rest = spec.partition(":")
+    if kind == "python" or rest == "-":
+        raise DataError(f"--source {spec}: a fleet deals out a file or a data set, and this is a stream of one device.")
+    whole = open_source(spec, task, seed=seed)
+    assert isinstance(whole, FileSource)
+    rows, name = list(whole.rows), str(whole.name).removesuffix("0/1")
+    if len(rows) < devices:
+        raise DataError(f"--source {spec} has {len(rows):,} rows, too few for {devices:,} devices.")
+    return [FileSource(f"{name}{number}/{devices}", rows[number::devices], task) for number in range(devices)]
 
 
 def _shard(name: str, task: Task, share: Share, seed: int | None) -> Iterator[tuple[Any, Any]]:

@@ -1,0 +1,127 @@
+"""Where samples come from: read in order, never twice, and no sample in any word."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from crowdml.device.sources import LiveSource, Sample, Share, deal_sources, open_source, parse_share
+from crowdml.errors import DataError
+from loopback import small_task
+
+TASK = small_task()
+
+
+def all_of(source, most: int = 100) -> list[Sample]:
+    async def whole() -> list[Sample]:
+        found: list[Sample] = []
+        while samples := await source.read(most):
+            found += samples
+        return found
+
+    return asyncio.run(whole())
+
+
+def test_a_csv_file_has_a_row_for_each_sample_and_may_name_its_columns(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("x1,x2,x3,x4,label\n0.1,0,0,0,a\n0,0.5,0,0,2\n\n3,4,0,0,b\n")
+    samples = all_of(open_source(f"csv:{path}", TASK))
+    assert [sample.y for sample in samples] == [0.0, 2.0, 1.0]
+    np.testing.assert_allclose(samples[0].x, [0.1, 0, 0, 0])
+    np.testing.assert_allclose(samples[2].x, [0.6, 0.8, 0, 0], rtol=1e-6)
+
+
+def test_rows_that_are_no_samples_are_skipped_and_counted(tmp_path):
+    path = tmp_path / "rows.ndjson"
+    good = '{"x": [0, 0, 0, 1], "y": "c"}'
+    path.write_text("\n".join([good, "not json", "[]", '{"x": [1], "y": 0}', '{"x": [0, 0, 0, "q"], "y": 0}', "",
+                               '{"x": [0, 0, 0, 0], "y": 3}', '{"x": [0, 0, 0, 0], "y": null}', good]))  # fmt: skip
+    source = open_source(f"ndjson:{path}", TASK)
+    assert [sample.y for sample in all_of(source)] == [2.0, 2.0]
+    assert (source.taken, source.skipped) == (8, 6)
+    assert "6 of its rows" in source.why_ended
+
+
+def test_a_source_goes_on_where_the_last_reader_stopped(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("".join(f"0,0,0,0.{i},a\n" for i in range(10)))
+    source = open_source(f"csv:{path}", TASK)
+    asyncio.run(source.skip(7))
+    assert [round(float(sample.x[3]), 1) for sample in all_of(source)] == [0.7, 0.8, 0.9]
+    assert source.taken == 10
+
+
+def test_shares_of_a_file_are_disjoint_and_dealt_to_a_fleet_the_same_way(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("".join(f"0,0,0,0.{i},a\n" for i in range(10)))
+    dealt = deal_sources(f"csv:{path}", TASK, 3)
+    for number, source in enumerate(dealt):
+        alone = open_source(f"csv:{path}", TASK, Share(number, 3))
+        assert source.name == alone.name
+        assert [sample.x[3] for sample in all_of(source)] == [sample.x[3] for sample in all_of(alone)]
+    with pytest.raises(DataError, match="too few"):
+        deal_sources(f"csv:{path}", TASK, 11)
+
+
+def test_a_function_of_ten_lines_is_a_source(tmp_path, monkeypatch):
+    (tmp_path / "my_sensor.py").write_text(
+        "def read():\n    for i in range(3):\n        yield [0, 0, 0, i / 10], 'b'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    samples = all_of(open_source("python:my_sensor:read", TASK))
+    assert [(round(float(sample.x[3]), 1), sample.y) for sample in samples] == [(0.0, 1.0), (0.1, 1.0), (0.2, 1.0)]
+    sys.modules.pop("my_sensor")
+
+
+def test_a_live_source_waits_for_its_samples_and_holds_its_thread_when_nobody_reads():
+    given, go = [], threading.Event()
+
+    def sensor():
+        go.wait(10)
+        for i in range(100):
+            given.append(i)
+            yield [0, 0, 0, 0], 0
+
+    source = LiveSource(sensor, TASK, 5)
+
+    async def read() -> list[Sample]:
+        asyncio.get_running_loop().call_later(0.05, go.set)
+        first = await source.read(3)
+        source.close()
+        return first
+
+    samples = asyncio.run(read())
+    assert 1 <= len(samples) <= 3
+    assert len(given) < 20
+
+
+def test_a_source_that_fails_says_of_what_kind_and_not_with_which_sample():
+    def sensor():
+        yield [0, 0, 0, 0], 0
+        raise ValueError("the secret sample 42")
+
+    source = LiveSource(sensor, TASK, 5)
+    with pytest.raises(DataError, match="ValueError") as failure:
+        all_of(source)
+    assert "42" not in str(failure.value)
+
+
+@pytest.mark.parametrize("spec", ["", "csv", "csv:", "tape:x", "csv:absent.csv", "python:absent:read", "python:json"])
+def test_a_source_that_is_none_is_refused(spec):
+    with pytest.raises(DataError):
+        open_source(spec, TASK)
+
+
+@pytest.mark.parametrize("text", ["", "1", "3/3", "-1/3", "a/b"])
+def test_a_share_that_is_none_is_refused(text):
+    with pytest.raises(DataError):
+        parse_share(text)
+
+
+def test_a_sample_is_never_shown():
+    assert "0.25" not in repr(Sample(np.full(4, 0.25), 1.0))
