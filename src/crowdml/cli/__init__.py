@@ -22,6 +22,7 @@ from crowdml.cli.ledger import ledger
 from crowdml.cli.output import close_quietly, say_error
 from crowdml.cli.reproduce import reproduce
 from crowdml.cli.serve import serve
+from crowdml.cli.server import backup, replay, restore
 from crowdml.cli.simulate import simulate
 from crowdml.cli.task import task
 from crowdml.errors import CrowdmlError
@@ -77,7 +78,23 @@ def cli() -> None:
     """
 
 
-for command in (demo, serve, simulate, reproduce, task, data, ledger, join, fleet, leave, budget, bench):
+for command in (
+    demo,
+    serve,
+    backup,
+    restore,
+    replay,
+    simulate,
+    reproduce,
+    task,
+    data,
+    ledger,
+    join,
+    fleet,
+    leave,
+    budget,
+    bench,
+):
     cli.add_command(command)
 
 

@@ -7,6 +7,7 @@ and hands each task its batch. While it commits, the next batch gathers: the bus
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from crowdml.errors import CrowdmlError, TaskError
 from crowdml.protocol import quote
 from crowdml.server.limits import Limits, Rates
-from crowdml.server.runner import Answer, Offer, TaskRunner
+from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
@@ -29,11 +31,20 @@ from crowdml.wire.requests import Enrolled, Enrolment
 
 T = TypeVar("T")
 
+WATCH_EVERY = 1.0
+"""Seconds until a change by another command is noticed."""
 log = logging.getLogger("crowdml.server")
 
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def check_hosted(task: Task) -> None:
+    """Refuse a task that no server may run, before anything is written."""
+    Fold(task)
+    if task.as_published:
+        raise TaskError(f"task {task.name!r} runs as published: that is for the simulator alone.")
 
 
 def code_hash(code: str) -> bytes:
@@ -75,6 +86,7 @@ class Hub:
         self._waiting: list[tuple[Signed, asyncio.Future[tuple[int, bytes]]]] = []
         self._awake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self.closing = False
 
     # --- start and stop ---
@@ -108,11 +120,34 @@ class Hub:
 
     def start(self) -> None:
         self._worker = asyncio.get_running_loop().create_task(self._work())
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Notice what `crowdml task start|stop` wrote beside us."""
+        while not self.closing:
+            with contextlib.suppress(StoreError):
+                await self.write(self._follow)
+            await asyncio.sleep(WATCH_EVERY)
+
+    def _follow(self) -> None:
+        for stored in self.store.tasks():
+            try:
+                if stored.hash not in self.runners:
+                    self._host(stored.canonical, stored.state)
+                    self._joined.clear()
+                elif self.states[stored.hash] != stored.state:
+                    self.states[stored.hash] = stored.state
+            except CrowdmlError as error:
+                log.error("task %s cannot be hosted: %s", stored.name, error)
 
     async def close(self) -> None:
         """Drain what waits, take snapshots, close the store."""
         self.closing = True
         self._awake.set()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
         if self._worker is not None:
             await self._worker
         await self.write(self._snapshots)

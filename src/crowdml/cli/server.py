@@ -1,0 +1,188 @@
+"""What an operator does beside `crowdml serve`: start and stop tasks, export, replay, back up and restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crowdml.cli.output import OutputError, Report, json_option, size_text, whole_file
+from crowdml.cli.task import find_task, task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crowdml.storage.server import State, Store
+
+folder_option = click.option(
+    "--folder",
+    default="crowdml-server",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the server keeps everything.",
+)
+database_option = click.option(
+    "--database", default=None, help="A database elsewhere: postgresql://... instead of SQLite in the folder."
+)
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    return folder_option(database_option(json_option(command)))
+
+
+def _open(folder: Path, database: str | None) -> Store:
+    """The server's store, which has to be there; the server may run meanwhile."""
+    from crowdml.server.serve import DATABASE
+    from crowdml.storage.server import Store, StoreError
+
+    path = folder / DATABASE
+    if database is None and not path.is_file():
+        raise StoreError(f"there is no server in {folder}: {path} is missing. Name its --folder.")
+    return Store(database or path)
+
+
+@task.command("start")
+@click.argument("name", metavar="TASK")
+@_options
+def start(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Host TASK (a file, or a shipped name), or go on with one that stands still. A running server notices at once."""
+    from crowdml.server.export import find_hash
+    from crowdml.server.hub import check_hosted, utc_now
+
+    def host(store: Store) -> bytes:
+        known = [each for each in store.tasks() if each.name == name]
+        if len(known) == 1 and not Path(name).is_file():
+            return known[0].hash
+        if any(each.hash.hex().startswith(name) for each in store.tasks()) and len(name) >= 8:
+            return find_hash(store, name)
+        given = find_task(name)
+        check_hosted(given)
+        return store.add_task(given.canonical, given.name, utc_now(), "running")
+
+    _change("running", host, folder, database, json_path)
+
+
+@task.command("stop")
+@click.argument("name", metavar="TASK")
+@click.option("--pause", is_flag=True, help="Only for now: devices are asked to come back.")
+@_options
+def stop(name: str, pause: bool, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Take no more check-ins for TASK (its name on the server). The model stays."""
+    from crowdml.server.export import find_hash
+
+    _change("paused" if pause else "stopped", lambda store: find_hash(store, name), folder, database, json_path)
+
+
+def _change(
+    state: State, find: Callable[[Store], bytes], folder: Path, database: str | None, json_path: str | None
+) -> None:
+    from crowdml.server.hub import utc_now
+
+    report = Report(json_path)
+    with _open(folder, database) as store:
+        hash_ = find(store)
+        store.set_state(hash_, state, utc_now())
+        store.record(state, utc_now(), "by the command line", hash_)
+        found = store.task(hash_)
+    assert found is not None
+    report.line(f"Task {found.name} ({hash_.hex()[:12]}) is {state}.")
+    report.finish({"name": found.name, "hash": hash_.hex(), "state": state})
+
+
+@task.command("export")
+@click.argument("name", metavar="TASK")
+@click.option("--model", "model_path", metavar="FILE.safetensors", default=None, help="The weights, and a card beside.")
+@click.option(
+    "--transcript", "transcript_path", metavar="FILE", default=None, help="What `crowdml replay` folds again."
+)
+@_options
+def export(
+    name: str,
+    model_path: str | None,
+    transcript_path: str | None,
+    folder: Path,
+    database: str | None,
+    json_path: str | None,
+) -> None:
+    """Export the model of TASK (its name on the server), or the transcript that rebuilds it; the server may run."""
+    from crowdml.server.export import export_model, find_hash, write_model
+    from crowdml.server.transcript import write_transcript
+
+    if model_path is None and transcript_path is None:
+        raise OutputError("Nothing to export: name a file with --model, --transcript or both.")
+    if model_path is not None and not model_path.endswith(".safetensors"):
+        raise OutputError(f"{model_path}: a model file ends in .safetensors.")
+    report = Report(json_path)
+    result: dict[str, Any] = {}
+    with _open(folder, database) as store:
+        hash_ = find_hash(store, name)
+        if model_path is not None:
+            model = export_model(store, hash_)
+            card = write_model(model, Path(model_path), whole_file)
+            report.line(f"Model: {model_path}, version {model.version}; its card: {card}")
+            result |= {"model": model_path, "card": str(card), "version": model.version, "check_ins": model.check_ins,
+                       "devices": model.devices, "epsilon_sample": model.sample_epsilon,
+                       "epsilon_device": model.device_epsilon, "delta": model.task.privacy.delta}  # fmt: skip
+        if transcript_path is not None:
+            with whole_file(Path(transcript_path)) as draft, draft.open("wb") as file:
+                done = write_transcript(store, hash_, file)
+            kept = done.check_ins - done.first
+            report.line(f"Transcript: {transcript_path}, {kept:,} check-ins up to version {done.version}")
+            result |= {"transcript": transcript_path, "first": done.first, "check_ins": done.check_ins,
+                       "version": done.version, "publication": done.hash}  # fmt: skip
+    report.finish({"name": name, "hash": hash_.hex(), **result})
+
+
+@click.command()
+@click.argument("transcript", type=click.Path(path_type=Path))
+@click.option("--out", default=None, metavar="FILE", help="Write the publication's bytes, to compare them.")
+@json_option
+def replay(transcript: Path, out: str | None, json_path: str | None) -> None:
+    """Rebuild the published weights of TRANSCRIPT bit for bit, without identities or times."""
+    from crowdml.server.transcript import replay as fold_again
+
+    report = Report(json_path)
+    done = fold_again(transcript)
+    if out is not None:
+        with whole_file(Path(out)) as draft:
+            draft.write_bytes(done.body)
+    report.line(
+        f"Task {done.name} ({done.task.hex()[:12]}): check-ins {done.first + 1:,} to {done.check_ins:,} lead to "
+        f"version {done.version}, exactly as published."
+    )
+    report.line(f"sha256 of the publication {done.hash}")
+    report.finish({"name": done.name, "hash": done.task.hex(), "first": done.first, "check_ins": done.check_ins,
+                   "version": done.version, "publication": done.hash, "stopped": done.reason})  # fmt: skip
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@_options
+def backup(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Copy one moment of the server's database to FILE, while it serves."""
+    report = Report(json_path)
+    with _open(folder, database) as store:
+        size = store.backup(file)
+    report.line(f"Backup: {file}, {size_text(size)}. It holds the server's key: keep it as safe as the server.")
+    report.finish({"path": str(file), "bytes": size})
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@_options
+def restore(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Put the backup FILE into an empty server folder, and check everything in it."""
+    from crowdml.server.serve import DATABASE
+    from crowdml.storage.server import Store
+    from crowdml.storage.server import restore as put_back
+
+    report = Report(json_path)
+    if database is not None:
+        raise OutputError("A backup is restored into a folder. PostgreSQL has its own tool: pg_restore.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    put_back(file, folder / DATABASE)
+    with Store(folder / DATABASE) as store:
+        lengths = store.check()
+    report.line(f"Restored {len(lengths)} tasks with {sum(lengths.values()):,} check-ins to {folder}.")
+    report.finish({"folder": str(folder), "check_ins": {hash_.hex(): count for hash_, count in lengths.items()}})

@@ -1,0 +1,156 @@
+"""Transcripts: what anyone may see of a task, enough to rebuild its published weights bit for bit.
+
+A file of msgpack objects, one after another: a header (the task, and the oldest snapshot kept), every body since in the
+journal's order, and what the server published at the end. No identity, no time, no signature: senders are numbered as
+they appear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+import numpy as np
+
+from crowdml.errors import DataError
+from crowdml.messages import encode
+from crowdml.server.runner import Fold
+from crowdml.storage.server import Snapshot, Store
+from crowdml.task import from_canonical
+from crowdml.wire.problems import Problem
+
+FORMAT = "crowdml/transcript/1"
+LARGEST_PART = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Where a transcript ends: the publication that its check-ins lead to."""
+
+    name: str
+    task: bytes
+    first: int
+    """Entries of the journal before the transcript begins: they are in its snapshot."""
+    check_ins: int
+    version: int
+    kind: str
+    body: bytes
+    weights: Any
+    reason: str | None
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.body).hexdigest()
+
+
+def write_transcript(store: Store, task: bytes, file: BinaryIO) -> Replayed:
+    """Export a task while it may be served; where it ended."""
+    stored = store.task(task)
+    if stored is None:
+        raise DataError(f"There is no task {task.hex()[:12]} in {store.name}.")
+    head = store.head(task)
+    snapshot, contributions = store.export_transcript(task)
+    start = (
+        None
+        if snapshot is None
+        else {"index": snapshot.index, "state": snapshot.state, "published": snapshot.published}
+    )
+    _write(file, {"format": FORMAT, "task": stored.canonical, "snapshot": start})
+    folding = _Folding(stored.canonical, snapshot)
+    for each in contributions:
+        if each.index > head.index:
+            break
+        _write(file, [each.index, each.sender, each.kind, each.body])
+        folding.apply(each.index, each.sender, each.kind, each.body)
+    done = folding.done()
+    _write(file, {"check_ins": done.check_ins, "version": done.version, "kind": done.kind, "body": done.body})
+    return done
+
+
+def replay(path: Path) -> Replayed:
+    """Fold a transcript again, and refuse one whose end is not where its check-ins lead."""
+    try:
+        with path.open("rb") as file:
+            return _replay(_parts(file), path)
+    except FileNotFoundError as error:
+        raise DataError(f"There is no transcript {path}. `crowdml task export --transcript` writes one.") from error
+
+
+def _replay(parts: Iterator[Any], path: Path) -> Replayed:
+    def broken(why: str) -> DataError:
+        return DataError(f"{path} is no whole transcript: {why}. Export it again with `crowdml task export`.")
+
+    try:
+        header = next(parts)
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise broken(f"it does not begin with {FORMAT!r}")
+        start = header["snapshot"]
+        snapshot = None if start is None else Snapshot(start["index"], b"", start["state"], start["published"])
+        folding = _Folding(header["task"], snapshot)
+        for part in parts:
+            if isinstance(part, list):
+                folding.apply(*part)
+                continue
+            done, rest = folding.done(), next(parts, None)
+            said = (part["check_ins"], part["version"], part["kind"], part["body"])
+            if rest is not None:
+                raise broken("something follows after its end")
+            if said != (done.check_ins, done.version, done.kind, done.body):
+                other = hashlib.sha256(part["body"]).hexdigest()
+                raise DataError(
+                    f"{path}: its check-ins lead to version {done.version} with SHA-256 {done.hash}, and it says "
+                    f"version {part['version']} with {other}. It is not what happened."
+                )
+            return done
+    except (Problem, KeyError, TypeError, ValueError, StopIteration) as error:
+        if isinstance(error, DataError):
+            raise
+        raise broken(str(error) or "a part is missing") from error
+    raise broken("its end is missing")
+
+
+class _Folding:
+    """The fold over a transcript, from its snapshot."""
+
+    def __init__(self, canonical: bytes, snapshot: Snapshot | None) -> None:
+        self.fold = Fold(from_canonical(canonical))
+        self.index = self.first = 0
+        self.offered: tuple[int, str, bytes] | None = None
+        if snapshot is not None:
+            self.fold.resume(snapshot)
+            version, kind, body, _ = msgpack.unpackb(snapshot.published)
+            self.offered = version, kind, body
+            self.index = self.first = snapshot.index
+
+    def apply(self, index: int, sender: int, kind: str, body: bytes) -> None:
+        if index != self.index + 1:
+            raise ValueError(f"entry {index} follows entry {self.index}")
+        self.fold.apply(self.fold.read(kind, body), str(sender))
+        self.index = index
+
+    def done(self) -> Replayed:
+        task, message = self.fold.task, self.fold.message
+        if message is not None:
+            self.offered = int(message.version), message.kind, encode(message)
+        assert self.offered is not None
+        version, kind, body = self.offered
+        weights = np.asarray(self.fold.weights)
+        return Replayed(
+            task.name, task.hash, self.first, self.index, version, kind, body, weights, self.fold.reason
+        )  # fmt: skip
+
+
+def _write(file: BinaryIO, part: Any) -> None:
+    file.write(msgpack.packb(part) or b"")
+
+
+def _parts(file: BinaryIO) -> Iterator[Any]:
+    unpacker = msgpack.Unpacker(file, max_buffer_size=LARGEST_PART)
+    try:
+        yield from unpacker
+    except (msgpack.UnpackException, ValueError) as error:
+        raise ValueError(f"its bytes cannot be read ({type(error).__name__})") from error
