@@ -19,7 +19,7 @@ from crowdml.device.client import Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
 from crowdml.device.joining import enrol_device, pinned, recover
-from crowdml.device.runner import Clock, Commits, Ending, Member, Patience, Runner
+from crowdml.device.runner import Clock, Commits, Ending, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
 from crowdml.protocol import Protocol
 from crowdml.storage import Ledger
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 GROUP_WINDOW = 0.004
 """Seconds that a device of a fleet waits for others to be committed with it."""
+AT_WORK = 64
+"""Devices between check-out and receipt at a time: more would only wait for one another on one processor."""
 AT_ONCE = 32
 """Enrolments under way at a time."""
 
@@ -155,17 +157,17 @@ class Fleet:
         began = time.perf_counter()
         try:
             commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0)
+            member, gate = terms(self.folder, self.task, self.protocol), asyncio.Semaphore(AT_WORK)
             for number, key in self.all_keys():
-                view = ledger.of(number)
-                member = Member.of(self.folder, key, view, self.task, self.protocol)
                 self.runners.append(
                     Runner(
-                        member,
+                        member(key, ledger.of(number)),
                         self.task,
                         self.protocol,
                         self.client,
                         sources(number),
                         commit=commit,
+                        gate=gate,
                         conditions=self.conditions,
                         clock=self.clock,
                         patience=self.patience,

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 import msgpack
 import numpy as np
 
+from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
 from crowdml.device.client import Answer, Client, Unreachable
 from crowdml.device.conditions import Conditions
@@ -35,6 +36,7 @@ from crowdml.messages import KINDS, SERVER, decode, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.losses import Total
 from crowdml.privacy.noise import Source, SystemSource
+from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
 from crowdml.storage import Budget, Charge, Ledger, Outgoing
 from crowdml.storage.ledger import epsilon_of
@@ -47,7 +49,18 @@ from crowdml.wire.receipts import open_receipt
 from crowdml.wire.requests import authorize
 from crowdml.wire.statements import Statement
 
-__all__ = ["Clock", "Commits", "Counts", "Ending", "Member", "Patience", "Runner", "charges_of", "statement_after"]
+__all__ = [
+    "Clock",
+    "Commits",
+    "Counts",
+    "Ending",
+    "Member",
+    "Patience",
+    "Runner",
+    "charges_of",
+    "statement_after",
+    "terms",
+]
 
 T = TypeVar("T")
 
@@ -169,24 +182,33 @@ class Member:
     server_key: bytes
     budgets: tuple[Budget, ...]
 
-    @staticmethod
-    def of(folder: Folder, key: Key, ledger: Ledger, task: Task, protocol: Protocol) -> Member:
-        """With the task's budget and the owner's. On doubt about what was given, nothing is allowed."""
-        server = folder.server
-        if server is None:
-            raise CrowdmlError(f"{folder.path} has not joined a server. Join with `crowdml join URL CODE`.")
-        budgets: list[Budget] = []
-        own, limit = folder.budget, task.privacy.budget
-        if limit is not None:
-            # After a lost ledger nobody knows which task took what: then all of it counts against this one.
-            whose = None if ledger.device in folder.recovered else task.hash
-            plan = quote(protocol, task).sample
-            budgets.append(Budget(limit.epsilon, task.privacy.delta, limit.samples, task=whose, plan=plan))
-        if own is not None:
-            budgets.append(own.budget)
-        if ledger.device in folder.exhausted:
-            budgets = [Budget(each.epsilon, each.delta, 0) for each in budgets]
-        return Member(key, ledger, bytes.fromhex(server.key), tuple(budgets))
+
+def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledger], Member]:
+    """Makes members of a folder: with the task's budget and the owner's, which are fixed here for all of them.
+
+    On doubt about what a device has given, nothing is allowed to it.
+    """
+    server, own, limit = folder.server, folder.budget, task.privacy.budget
+    recovered, exhausted = folder.recovered, folder.exhausted
+    if server is None:
+        raise CrowdmlError(f"{folder.path} has not joined a server. Join with `crowdml join URL CODE`.")
+    public = bytes.fromhex(server.key)
+    owners = () if own is None else (own.budget,)
+    tasks: dict[bytes | None, Budget] = {}
+    if limit is not None:
+        plan = quote(protocol, task).sample
+        for whose in (task.hash, None):
+            tasks[whose] = Budget(limit.epsilon, task.privacy.delta, limit.samples, task=whose, plan=plan)
+
+    def member(key: Key, ledger: Ledger) -> Member:
+        # After a lost ledger nobody knows which task took what: then all of it counts against this one.
+        whose = None if ledger.device in recovered else task.hash
+        budgets = (*((tasks[whose],) if tasks else ()), *owners)
+        if ledger.device in exhausted:
+            budgets = tuple(Budget(each.epsilon, each.delta, 0) for each in budgets)
+        return Member(key, ledger, public, budgets)
+
+    return member
 
 
 def charges_of(task: Task, passages: Iterable[Passage], first: int, now: str) -> list[Charge]:
@@ -236,6 +258,7 @@ class Runner:
         source: SampleSource,
         *,
         commit: Commits | None = None,
+        gate: asyncio.Semaphore | None = None,
         conditions: Conditions | None = None,
         clock: Clock | None = None,
         patience: Patience | None = None,
@@ -245,6 +268,8 @@ class Runner:
     ) -> None:
         self.member, self.task, self.protocol, self.client, self.source = member, task, protocol, client, source
         self.commit = commit or Commits(member.ledger)
+        self.gate = gate or asyncio.Semaphore(1)
+        """Devices of a fleet that are at work at once: the others wait before they check out."""
         self.conditions, self.clock = conditions or Conditions(), clock or Clock()
         self.patience, self.noise = patience or Patience(), noise or SystemSource()
         self.most, self.tell = most, tell
@@ -314,6 +339,10 @@ class Runner:
         self._room.set()
         await self._conditions()
         await self._pause()
+        async with self.gate:
+            return await self._contribute(serials, batch)
+
+    async def _contribute(self, serials: tuple[int, ...], batch: Private[Samples]) -> str | None:
         step = advance(self.protocol.device, self.task, self._state, Sensed(batch), self._context())
         self._state = step.state
         self.tell("sensed")
@@ -348,7 +377,7 @@ class Runner:
         try:
             await self.source.skip(0 if name is None else ledger.taken(name))
             while True:
-                room = self._capacity - len(self._buffer)
+                room = (self._batch if self.source.waits else self._capacity) - len(self._buffer)
                 if room <= 0:
                     self._room.clear()
                     await self._room.wait()

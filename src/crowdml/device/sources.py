@@ -74,6 +74,8 @@ class SampleSource:
     """Rows read so far, those that were skipped included."""
     skipped: int = 0
     why_ended: str = "The source has no more samples."
+    waits: bool = False
+    """Whether its rows stay where they are until they are read: then there is no need to read ahead."""
 
     async def skip(self, rows: int) -> None:
         """Go to where the last reader stopped."""
@@ -88,6 +90,8 @@ class SampleSource:
 
 class FileSource(SampleSource):
     """Rows that are there already: a file, or a share of a data set."""
+
+    waits = True
 
     def __init__(self, name: str, rows: Iterable[tuple[Any, Any]], task: Task) -> None:
         self.name, self.taken, self.skipped, self.rows, self._task = name, 0, 0, iter(rows), task
