@@ -1,5 +1,7 @@
 """The world of a simulation: delays have their distributions, and who is away says nothing."""
 
+import itertools
+
 import numpy as np
 import pytest
 from audits import ALARM, FIVE_SIGMA, correlation
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crowdml.errors import TaskError
-from crowdml.sim.world import CHECK_IN, CHECK_OUT, REQUEST, Delay, World, uniform
+from crowdml.sim.world import CHECK_IN, CHECK_OUT, REQUEST, SENSED, Delay, World, uniform
 
 MANY = 100_000
 LAWS = {
@@ -158,3 +160,10 @@ def test_the_legs_of_a_trip_follow_one_another():
     assert np.all((answered >= 100) & (answered <= received) & (received < arrived))
     np.testing.assert_allclose(arrived - received, 2.0)
     assert correlation(answered, received - answered) < FIVE_SIGMA
+
+
+def test_two_seeds_share_no_arrival_time_whatever_the_devices_are_called():
+    everyone = np.arange(1024)
+    drawn = [uniform(seed, everyone, 0, SENSED) for seed in (0, 1, 2, 3)]
+    for one, other in itertools.combinations(drawn, 2):
+        assert not np.intersect1d(one, other).size

@@ -25,16 +25,17 @@ MOST_BITS = 16
 TAIL_BITS = 32
 
 
-def stream(seed: Any, device: Any, step: Any) -> Array:
+def stream(seed: int, device: Any, step: Any) -> Array:
     """The key of a step's noise: integers that broadcast to [...] -> uint32 [..., 2]. NumPy, a whole run at once."""
-    words = np.broadcast_arrays(*(np.atleast_1d(np.asarray(word)).astype(np.uint32) for word in (seed, device, step)))
+    halves = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
+    words = np.broadcast_arrays(*(np.atleast_1d(np.asarray(word)).astype(np.uint32) for word in (*halves, device, step)))
     keys: list[Array] = []
     for salt in (0x243F6A88, 0x13198A2E):
         key = np.full_like(words[0], salt)
         for word in words:
             key = _mix(key ^ word)
         keys.append(key)
-    return np.stack(keys, axis=-1).reshape(*np.broadcast_shapes(*(np.shape(word) for word in (seed, device, step))), 2)
+    return np.stack(keys, axis=-1).reshape(*np.broadcast_shapes(np.shape(device), np.shape(step)), 2)
 
 
 @dataclass

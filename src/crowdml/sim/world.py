@@ -21,10 +21,10 @@ SENSED, REQUEST, CHECK_OUT, CHECK_IN, FAILED, JOINED, LEFT, PERIOD, PHASE = rang
 
 
 def uniform(seed: int, device: Any, trip: Any, leg: int) -> Floats:
-    """Numbers in (0, 1): splitmix64 of the four words, 53 bits of it."""
-    word = np.asarray(np.uint64(seed & (2**64 - 1)))
-    for part in (device, trip, leg):
-        word = np.atleast_1d(word ^ np.asarray(part).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+    """Numbers in (0, 1): splitmix64 over the four words, 53 bits of it. Each word is mixed in before the next."""
+    word: Any = np.zeros(1, np.uint64)
+    for part in (np.uint64(seed & (2**64 - 1)), device, trip, leg):
+        word = (word ^ np.asarray(part).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
         word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         word = word ^ (word >> np.uint64(31))
