@@ -212,7 +212,7 @@ def test_the_page_about_devices_has_a_heading_for_every_option():
     page = (ROOT / "docs/device.md").read_text()
     headings = [line for line in page.splitlines() if line.startswith("#")]
     for name in ("join", "fleet", "leave", "budget set"):
-        assert f"## {name}" in headings
+        assert f"## `crowdml {name}`" in headings
         found = cli.commands[name.split()[0]]
         found = found.commands["set"] if name == "budget set" else found
         for option in found.params:
