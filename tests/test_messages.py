@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from crowdml.arrays import Array, Integers, Samples
 from crowdml.errors import LeakError
-from crowdml.messages import KINDS, Public, decode, encode, message, seal
+from crowdml.messages import KINDS, SERVER, Public, decode, encode, message, seal
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import COUNTS
 from crowdml.privacy.mechanisms import GridLaplace
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.private import RECEIVED, Private, Release, Rows, Stamp
+from crowdml.protocols import sgd
 
 TABLE = {"note": GridLaplace(100, Fraction(1), COUNTS, Rows(0, 3), "a sum")}
 HERE, THERE = "device 1", frozenset({"server"})
@@ -208,3 +209,12 @@ def test_the_bytes_do_not_depend_on_the_order_in_memory():
     stamp = Stamp("here")
     rows, columns = np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))
     assert encode(Note(Release(rows, stamp), None, rows)) == encode(Note(Release(columns, stamp), None, columns))
+
+
+def test_a_bare_value_in_a_released_field_is_refused():
+    bare = sgd.Gradient(np.arange(4), None, None, np.int32(0))  # type: ignore[arg-type]
+    with pytest.raises(LeakError, match="did not come through the door"):
+        seal(bytes(32), "device", frozenset((SERVER,)), 1, bare, Door({}, Silence()))
+    nothing = sgd.Gradient(None, None, None, np.int32(0))  # type: ignore[arg-type]
+    with pytest.raises(LeakError, match="did not come through the door"):
+        seal(bytes(32), "device", frozenset((SERVER,)), 1, nothing, Door({}, Silence()))

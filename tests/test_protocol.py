@@ -13,7 +13,19 @@ from crowdml.privacy.losses import Pure
 from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridLaplace
 from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import Context, Role, Sensed, Step, Woken, advance, affordable, check_budget, price, quote
+from crowdml.protocol import (
+    Context,
+    Role,
+    Sensed,
+    Step,
+    Woken,
+    advance,
+    affordable,
+    check_budget,
+    dearest,
+    positions,
+    quote,
+)
 from crowdml.protocols import PROTOCOLS, find, sgd
 from crowdml.task import parse
 
@@ -47,11 +59,11 @@ def test_a_step_without_a_door_lets_nothing_out():
 
 
 def test_rows_that_cover_the_same_sample_add_and_disjoint_ones_do_not():
-    assert price({"a": row(1, 0, 4), "b": row(2, 0, 4)}).pure == 3
-    assert price({"a": row(1, 0, 4), "b": row(2, 4, 8)}).pure == 2
-    assert price({"a": row(1, 0, 5), "b": row(2, 4, 8)}).pure == 3
-    assert price({"a": row(1, 0, 8), "b": row(2, 2, 4), "c": row(3, 6, 7)}).pure == 4
-    assert price({}).pure == 0
+    assert dearest(positions({"a": row(1, 0, 4), "b": row(2, 0, 4)}), 1e-6).pure == 3
+    assert dearest(positions({"a": row(1, 0, 4), "b": row(2, 4, 8)}), 1e-6).pure == 2
+    assert dearest(positions({"a": row(1, 0, 5), "b": row(2, 4, 8)}), 1e-6).pure == 3
+    assert dearest(positions({"a": row(1, 0, 8), "b": row(2, 2, 4), "c": row(3, 6, 7)}), 1e-6).pure == 4
+    assert dearest(positions({}), 1e-6).pure == 0
 
 
 def test_the_price_is_that_of_the_dearest_sample_by_hand():
@@ -62,7 +74,7 @@ def test_the_price_is_that_of_the_dearest_sample_by_hand():
             start = int(rng.integers(0, 9))
             table[str(name)] = row(int(rng.integers(1, 9)), start, int(rng.integers(start + 1, 11)))
         by_hand = max(sum(m.epsilon for m in table.values() if m.covers.start <= k < m.covers.stop) for k in range(11))
-        assert price(table).pure == by_hand
+        assert dearest(positions(table), 1e-6).pure == by_hand
 
 
 def test_a_quote_has_a_row_for_everything_that_may_leave_and_runs_no_handler():
@@ -124,3 +136,22 @@ def test_every_row_of_the_table_covers_rows_of_the_batch_and_protects_against_an
         assert isinstance(counts["errors"], CountLaplace)
         assert counts["errors"].sensitivity == L1(Fraction(1))
         assert counts["labels"].sensitivity == L1(Fraction(2))
+
+
+def test_which_sample_is_dearest_depends_on_the_uses_and_on_delta():
+    often = parse(
+        task_text(mechanism="discrete-gaussian", norm="l2", held_out=2, epsilon="{ gradient = 1.0, errors = 0.95 }")
+    )
+    assert quote(find(often), often).sample_epsilon() == pytest.approx(1.0)
+    assert quote(find(often), often).sample_epsilon(5) == pytest.approx(4.75)  # the held-out samples, not the others
+    rare = parse(
+        task_text(mechanism="discrete-gaussian", norm="l2", held_out=2, epsilon="{ gradient = 1.0, errors = 0.75 }")
+    )
+    rare = rare.with_(privacy=dataclasses.replace(rare.privacy, delta=1e-12))
+    assert quote(find(rare), rare).sample_epsilon() == pytest.approx(1.0)
+
+
+def test_a_device_level_unit_is_refused_where_nobody_gives_it():
+    task = parse(task_text())
+    with pytest.raises(TaskError, match=r'privacy\.unit = "device".*"sample"'):
+        find(task.with_(privacy=dataclasses.replace(task.privacy, unit="device")))

@@ -85,8 +85,15 @@ def inspect(message: Any, door: Door) -> None:
     """Refuse a message that would leak: the seal's checks, without the bytes (the compiled simulator has none)."""
     if type(message) not in KINDS.values():
         raise LeakError(f"A {type(message).__name__} is no message. Declare what travels with @message(kind).")
+    released = _released(message.kind)
     for field in dataclasses.fields(message):
-        _refuse_leaks(getattr(message, field.name), f"{message.kind} field {field.name!r}", door)
+        value, where = getattr(message, field.name), f"{message.kind} field {field.name!r}"
+        _refuse_leaks(value, where, door)
+        if field.name in released and not isinstance(value, Release) and not (value is None and released[field.name]):
+            raise LeakError(
+                f"{where} is a Release, and holds a {type(value).__name__} that did not come through the door. "
+                "Let the value out with `ctx.release(row, private)`, which noises and charges it."
+            )
 
 
 def _refuse_leaks(value: Any, where: str, door: Door) -> None:
@@ -141,10 +148,10 @@ def decode(kind: str, body: bytes) -> Any:
 
 
 @cache
-def _released(kind: str) -> frozenset[str]:
-    """The fields of a kind that hold releases."""
+def _released(kind: str) -> dict[str, bool]:
+    """The fields of a kind that hold releases, and whether each may be left out."""
     hints = get_type_hints(KINDS[kind], include_extras=True)
-    return frozenset(name for name, hint in hints.items() if _is_release(hint))
+    return {name: get_origin(hint) is not Release for name, hint in hints.items() if _is_release(hint)}
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ device, or ten thousand in a compiled loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
@@ -156,29 +156,41 @@ class QuotedRow:
 
 @dataclass(frozen=True)
 class Quote:
-    """What a check-in costs before any runs: to its dearest sample, and to the device if all samples were replaced."""
+    """What a check-in costs before any runs: to its dearest sample, and to the device if all samples were replaced.
+
+    Which sample is the dearest depends on how often samples serve and at which delta one asks, so the totals of all
+    positions in the batch are kept and compared when asked.
+    """
 
     rows: tuple[QuotedRow, ...]
-    sample: Total
+    positions: tuple[Total, ...]
     device: Total
     delta: float
 
+    def sample(self, uses: int = 1) -> Total:
+        """What the dearest sample loses after it was used in `uses` check-ins."""
+        return dearest(self.positions, self.delta, uses)
+
     def sample_epsilon(self, uses: int = 1) -> float:
         """A sample's total after it was used in `uses` check-ins."""
-        return self.sample.scaled(uses).epsilon(self.delta)
+        return self.sample(uses).epsilon(self.delta)
 
     def device_epsilon(self, check_ins: int = 1) -> float:
         """The device's total after `check_ins`."""
         return self.device.scaled(check_ins).epsilon(self.delta)
 
 
-def price(table: Mapping[str, Mechanism]) -> Total:
-    """What one check-in costs its dearest sample: rows that cover the same sample add, disjoint ones do not."""
+def positions(table: Mapping[str, Mechanism]) -> tuple[Total, ...]:
+    """What one check-in costs each sample of its batch: rows that cover the same sample add, disjoint ones do not."""
     edges = sorted({mechanism.covers.start for mechanism in table.values()})
-    sums = [
-        Total.of([row.loss for row in table.values() if row.covers.start <= edge < row.covers.stop]) for edge in edges
-    ]
-    return max(sums, key=lambda total: total.epsilon(1e-6), default=Total.of([]))
+    covering = [[row.loss for row in table.values() if row.covers.start <= edge < row.covers.stop] for edge in edges]
+    return tuple(dict.fromkeys(Total.of(losses) for losses in covering))
+
+
+def dearest(totals: Iterable[Total], delta: float, uses: int = 1) -> Total:
+    """The total with the largest epsilon at `delta` once each was paid `uses` times."""
+    scaled = [total.scaled(uses) for total in totals]
+    return max(scaled, key=lambda total: total.epsilon(delta), default=Total.of([]))
 
 
 def check_budget(protocol: Protocol, task: Task, uses: int = 1) -> Quote:
@@ -220,4 +232,5 @@ def quote(protocol: Protocol, task: Task) -> Quote:
     """The table, priced; no handler runs."""
     table = protocol.mechanisms(task)
     rows = tuple(QuotedRow(name, row, row.loss, row.device_loss) for name, row in table.items())
-    return Quote(rows, price(table), Total.of([row.device_loss for row in rows]), task.privacy.delta)
+    device = Total.of([row.device_loss for row in rows])
+    return Quote(rows, positions(table), device, task.privacy.delta)

@@ -283,7 +283,7 @@ def test_a_check_in_moves_by_no_more_than_its_noise_hides_and_by_nearly_that_muc
 def test_a_sample_pays_for_everything_that_used_it():
     assert quote(find(a_task("discrete-laplace")), a_task("discrete-laplace")).sample_epsilon() == 1.75
     held_out = a_task("discrete-laplace", held_out=2)
-    assert quote(find(held_out), held_out).sample == Total.of(
+    assert quote(find(held_out), held_out).sample() == Total.of(
         [row.loss for row in _rows(held_out, "gradient", "labels")]
     )
 

@@ -170,3 +170,10 @@ def test_decoding_gives_the_numbers_of_the_grid(engine):
     found = Grid(Fraction(1, 8)).decode(jax.numpy.asarray(steps) if engine == "jax" else steps)
     assert found.dtype == np.float32
     assert np.asarray(found).tolist() == [-0.375, 0.0, 0.625]
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_half_floats_and_entries_at_the_edge_of_an_integer_stay_within_the_clip(norm):
+    for rows in (np.array([[30, 0, 0], [0, 0, 0]], np.float16), np.array([[6e4, -6e4, 6e4]], np.float16)):
+        total = Grid(Fraction(1, 4096)).sum(rows, norm=norm, clip=4096)
+        assert abs(total.astype(np.int64)).max() <= 4096

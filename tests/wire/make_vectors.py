@@ -24,7 +24,7 @@ from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import GridGaussian, GridLaplace
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows
-from crowdml.protocol import Context, Send, price, quote
+from crowdml.protocol import Context, Send, quote
 from crowdml.protocols import sgd
 from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
@@ -133,7 +133,7 @@ def keys() -> Any:
 def statement(name: str, check_ins: int) -> Statement:
     """A device's totals after so many check-ins of one task, each sample used once."""
     task = TASKS[name]
-    dearest = price(sgd.mechanisms(task)) if check_ins else Total()
+    dearest = quote(sgd.protocol, task).sample() if check_ins else Total()
     device = quote(sgd.protocol, task).device.scaled(check_ins)
     return Statement.of(device, check_ins * sgd.protocol.batch(task), dearest)
 

@@ -196,7 +196,7 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
     owners = () if own is None else (own.budget,)
     tasks: dict[bytes | None, Budget] = {}
     if limit is not None:
-        plan = quote(protocol, task).sample
+        plan = quote(protocol, task).sample()
         for whose in (task.hash, None):
             tasks[whose] = Budget(limit.epsilon, task.privacy.delta, limit.samples, task=whose, plan=plan)
 

@@ -27,18 +27,21 @@ class Grid:
         bits = self.step.numerator * self.step.denominator
         if self.step <= 0 or bits & (bits - 1) or 1 not in (self.step.numerator, self.step.denominator):
             raise ValueError(f"A grid step is a power of two; {self.step} is not.")
+        if not 2**-64 <= self.step <= 2**64:
+            raise ValueError(f"A grid step of {float(self.step):g} is out of reach of a float32; choose 2^-64 to 2^64.")
 
     def sum(self, rows: Array, *, norm: Norm, clip: int) -> Integers:
         """Contributions [b, ...] -> integers [...]: clip each row to `clip` steps, truncate toward zero, check, add.
 
         Truncation toward zero never raises a norm, and a row whose *integer* norm is above `clip` all the same (a
-        rounding of the scaling factor) counts as zero, as does an entry that is not finite or absurdly large. So the
+        rounding of the scaling factor) counts as zero, as does an entry that is not finite or beyond the clip. So the
         sum of a batch in which one sample is replaced moves by at most 2 * clip steps, exactly, whatever the rows were.
         """
         if not 0 < clip <= LARGEST_CLIP:
             raise ValueError(f"A clip of {clip} grid steps is outside 1 to {LARGEST_CLIP}; choose another grid step.")
         xp = namespace(rows)
         axes = tuple(range(1, rows.ndim))
+        rows = rows.astype(xp.result_type(rows.dtype, xp.float32))  # half a float would overflow below
         usable = abs(rows) < TOO_LARGE * float(self.step)  # nor what is not finite; first, for a warning would tell too
         scaled = xp.where(usable, rows, 0.0) * (1 / float(self.step))
         size = (
@@ -48,6 +51,7 @@ class Grid:
         )
         factor = xp.where(size > clip, clip / xp.maximum(size, clip), 1.0)
         steps = (scaled * factor).astype(xp.int32)  # toward zero
+        steps = xp.where((steps >= -clip) & (steps <= clip), steps, 0)  # so that no norm below can wrap round
         if norm == "l1":
             within = abs(steps).sum(axes, keepdims=True) <= clip
         else:

@@ -28,7 +28,8 @@ TAIL_BITS = 32
 def stream(seed: int, device: Any, step: Any) -> Array:
     """The key of a step's noise: integers that broadcast to [...] -> uint32 [..., 2]. NumPy, a whole run at once."""
     halves = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    words = np.broadcast_arrays(*(np.atleast_1d(np.asarray(word)).astype(np.uint32) for word in (*halves, device, step)))
+    each = (np.atleast_1d(np.asarray(word)).astype(np.uint32) for word in (*halves, device, step))
+    words = np.broadcast_arrays(*each)
     keys: list[Array] = []
     for salt in (0x243F6A88, 0x13198A2E):
         key = np.full_like(words[0], salt)

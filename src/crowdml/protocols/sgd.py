@@ -101,6 +101,11 @@ class Plan:
 def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
     settings = read_section(Settings, task.protocol, "protocol")
+    if task.privacy.unit != "sample":
+        raise TaskError(
+            f'privacy.unit = "{task.privacy.unit}": sgd protects a "sample". '
+            "What its check-ins cost a whole device is quoted beside that."
+        )
     extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
     kind, l2 = str(extra.pop("kind")), extra.pop("l2", 0.0)
     if not isinstance(l2, (int, float)) or isinstance(l2, bool) or l2 < 0:

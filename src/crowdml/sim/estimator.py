@@ -285,7 +285,7 @@ def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
     held = int(study.population.counts[device])
     trips = schedule.samples[schedule.device == device][np.argsort(schedule.trip[schedule.device == device])] % held
     uses = int(np.bincount(trips.ravel()).max())
-    whole = quote(find(task), task).sample.scaled(uses)
+    whole = quote(find(task), task).sample(uses)
     ledger = Ledger(":memory:")
     ledger.take_serials(held)
     budget = Budget(_just_above(whole, task.privacy.delta), task.privacy.delta, held, plan=whole)
