@@ -1,0 +1,106 @@
+"""A restart over a million check-ins: a synthetic journal behind a snapshot, then the real process on the clock."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from process import Server
+
+from crowdml.messages import SERVER, Envelope, encode
+from crowdml.privacy.private import RECEIVED, Release
+from crowdml.protocols.sgd import Gradient
+from crowdml.server.runner import Fold, pack_state
+from crowdml.storage.server import Store
+from crowdml.wire.envelopes import open_signed, pack_envelope
+from crowdml.wire.keys import Key
+from crowdml.wire.packing import pack
+from crowdml.wire.receipts import chain_next, chain_start
+from crowdml.wire.statements import Statement
+from device import Device, make_task
+
+TASK = make_task()
+NOW = "2025-01-31T12:00:00.000000+00:00"
+STATEMENT = Statement(("zcdp 1/10",), 1, ("zcdp 1/10",))
+
+
+def body(seq: int) -> bytes:
+    gradient = np.full((8, 2), seq % 5, np.int32)
+    return encode(Gradient(Release(gradient, RECEIVED), None, None, np.int32(0)))
+
+
+def signed(device: str, seq: int) -> bytes:
+    """As it would lie in the journal; its signature was verified when it came."""
+    envelope = Envelope(TASK.hash, device, frozenset((SERVER,)), seq, "sgd/gradient/1", body(seq))
+    return bytes(64) + pack_envelope(envelope, STATEMENT)
+
+
+def fill(path: Path, check_ins: int, devices: int, tail: int) -> tuple[list[Key], bytes]:
+    """A journal of so many entries, bodies for the last `tail`, and a snapshot before them; the publication."""
+    keys = [Key.from_secret(bytes([1, number % 256, number // 256]) + bytes(29)) for number in range(devices)]
+    with Store(path) as store:
+        store.add_task(TASK.canonical, TASK.name, NOW, "running")
+        store.invite(bytes(32), NOW, uses=devices)
+        for key in keys:
+            store.enrol(bytes(32), key.public, NOW)
+    with sqlite3.connect(path) as connection:
+        number = dict(connection.execute("select id, number from device").fetchall())
+        chain, fold = chain_start(TASK.hash), Fold(TASK)
+        at, entries, bodies = chain, [], []
+        last: dict[str, tuple[int, int, bytes]] = {}
+        packed, fixed = pack(STATEMENT.plain()), bytes(32)
+        for index in range(1, check_ins + 1):
+            name, seq = keys[index % devices].id, (index - 1) // devices + 1
+            if index > check_ins - tail:
+                data = signed(name, seq)
+                hash_ = open_signed(data).hash
+                bodies.append((1, index, data))
+                fold.apply(fold.read("sgd/gradient/1", body(seq)), name)
+            else:
+                hash_ = fixed
+            chain = chain_next(chain, TASK.hash, name, seq, hash_)
+            entries.append((1, index, number[name], seq, hash_, chain, packed, NOW))
+            last[name] = seq, index, hash_
+            if index == check_ins - tail:
+                at = chain
+        insert = 'insert into journal (task, "index", device, seq, hash, chain, statement, received_at)'
+        connection.executemany(f"{insert} values (?, ?, ?, ?, ?, ?, ?, ?)", entries)
+        connection.executemany('insert into body (task, "index", signed) values (?, ?, ?)', bodies)
+        latest = [(1, number[name], *where) for name, where in last.items()]
+        connection.executemany('insert into latest (task, device, seq, "index", hash) values (?, ?, ?, ?, ?)', latest)
+    start = Fold(TASK)
+    with Store(path) as store:
+        offered = pack([0, "sgd/params/1", encode(start.message), None])
+        store.snapshot(TASK.hash, check_ins - tail, at, pack_state(start.state), offered)
+    return keys, encode(fold.message)
+
+
+def measure(folder: Path, check_ins: int, devices: int) -> float:
+    server = Server(folder)
+    server.data.mkdir()
+    keys, published = fill(server.data / "server.sqlite", check_ins, devices, tail=1999)
+    began = time.perf_counter()
+    server.start()
+    seconds = time.perf_counter() - began
+    try:
+        line = server.line()
+        assert line.ask("GET", f"/v1/tasks/{TASK.hash.hex()}/publication").body == published
+        answer = Device(line, keys[1]).check_in(TASK, seq=check_ins // devices + 1)
+        assert (answer.status, answer.receipt.index) == (202, check_ins + 1)
+        line.close()
+    finally:
+        server.stop()
+    print(f"restart over {check_ins:,} check-ins: {seconds:.2f} s")
+    return seconds
+
+
+def test_a_restart_folds_from_the_last_snapshot(tmp_path: Path) -> None:
+    measure(tmp_path, 6_000, 60)
+
+
+@pytest.mark.slow
+def test_a_restart_over_a_million_check_ins_takes_less_than_five_seconds(tmp_path: Path) -> None:
+    assert measure(tmp_path, 1_000_000, 1_000) < 5
