@@ -623,4 +623,34 @@ MUTANTS: tuple[Mutant, ...] = (
         '"synchronous = off"',
         f"{CRASHED}test_a_ledger_is_written_through_to_the_disk",
     ),
+    # --- found by review: the dearest sample, bare values, wrapped integers ---
+    Mutant(
+        "the dearest sample is found at one use",
+        "protocol.py",
+        "    scaled = [total.scaled(uses) for total in totals]\n"
+        "    return max(scaled, key=lambda total: total.epsilon(delta), default=Total.of([]))",
+        "    return max(totals, key=lambda total: total.epsilon(delta), default=Total.of([])).scaled(uses)",
+        "tests/test_protocol.py::test_which_sample_is_dearest_depends_on_the_uses_and_on_delta",
+    ),
+    Mutant(
+        "the dearest sample is found at a fixed delta",
+        "protocol.py",
+        "    return max(scaled, key=lambda total: total.epsilon(delta), default=Total.of([]))",
+        "    return max(scaled, key=lambda total: total.epsilon(1e-6), default=Total.of([]))",
+        "tests/test_protocol.py::test_which_sample_is_dearest_depends_on_the_uses_and_on_delta",
+    ),
+    Mutant(
+        "the seal takes a bare value for a release",
+        "messages.py",
+        "        if field.name in released and not isinstance(value, Release)",
+        "        if False and field.name in released and not isinstance(value, Release)",
+        "tests/test_messages.py::test_a_bare_value_in_a_released_field_is_refused",
+    ),
+    Mutant(
+        "an entry that wraps round passes the norm check",
+        GRID,
+        "        rows = rows.astype(xp.result_type(rows.dtype, xp.float32))  # half a float would overflow below\n",
+        "",
+        "tests/privacy/test_grid.py::test_half_floats_and_entries_at_the_edge_of_an_integer_stay_within_the_clip[l2]",
+    ),
 )
