@@ -1,0 +1,404 @@
+"""The server beside bare ASGI: check-ins and check-outs, in turns, with one generator and the same bodies.
+
+The limits are uvicorn with a plain function: for a check-in it verifies one Ed25519 signature and commits the body to
+SQLite in groups; for a check-out it answers fixed bytes. Ours does everything: strict decoding, authentication, rates,
+validation, the hash-chained journal, the update, a new publication, a signed receipt. Both run in a process of their own
+and are charged by the CPU-seconds that the system counts for it. A ratio is the smaller of two: by the clock, and by
+CPU-seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DEVICES, CONNECTIONS = 256, 64
+CHECK_INS, CHECK_OUTS, TURNS = 4096, 12_000, 5
+MSGPACK = b"application/msgpack"
+
+
+def measure(progress: Callable[[str], None] = lambda _: None, *, turns: int = TURNS) -> dict[str, Any]:
+    """Rows and ratios, as every benchmark says them."""
+    with tempfile.TemporaryDirectory(prefix="crowdml-bench-") as place:
+        return asyncio.run(_measure(Path(place), progress, turns))
+
+
+async def _measure(place: Path, progress: Callable[[str], None], turns: int) -> dict[str, Any]:
+    progress("signing check-ins")
+    made = make_load(turns + 1)
+    with child("bare", place / "bare", made) as bare, child("ours", place / "ours", made) as ours:
+        found: dict[str, list[Turn]] = {}
+        loads: dict[str, Callable[[Process, int], Sequence[Sequence[bytes]]]] = {
+            "check-in": lambda process, turn: made.check_ins(turn),
+            "full": lambda process, turn: made.check_outs(b""),
+            "304": lambda process, turn: made.check_outs(process.tag()),
+        }
+        before = ours.memory()
+        for turn in range(turns + 1):
+            for name, load in loads.items():
+                for server in (bare, ours):
+                    progress(f"{name}, {server.kind}, turn {turn} of {turns}")
+                    result = await server.drive(load(server, turn))
+                    if turn:  # the first warms up
+                        found.setdefault(f"{name}/{server.kind}", []).append(result)
+        return _report(found, before, ours, made)
+
+
+def _report(found: dict[str, list[Turn]], before: int, ours: Process, made: Load) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, dict[str, Any]] = {}
+    for name in ("check-in", "full", "304"):
+        mine, limit = found[f"{name}/ours"], found[f"{name}/bare"]
+        for who, results in (("ours", mine), ("bare ASGI", limit)):
+            rates = [each.rate for each in results]
+            rows.append(
+                {
+                    "name": f"{name}, {who}",
+                    "value": statistics.median(rates),
+                    "unit": "requests/s",
+                    "low": min(rates),
+                    "high": max(rates),
+                    "per_cpu_second": statistics.median(each.per_cpu_second for each in results),
+                    "p99_ms": 1e3 * statistics.median(each.p99 for each in results),
+                }
+            )
+        wall = statistics.median(a.rate / b.rate for a, b in zip(mine, limit, strict=True))
+        cpu = statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in zip(mine, limit, strict=True))
+        ratios[name] = {"by_wall": wall, "by_cpu": cpu, "value": min(wall, cpu)}
+    rows.append({"name": "bytes of a check-in", "value": float(made.size), "unit": "bytes"})
+    rows.append({"name": "memory, first turn", "value": before / 2**20, "unit": "MiB"})
+    rows.append({"name": "memory, last turn", "value": ours.memory() / 2**20, "unit": "MiB"})
+    rows.append({"name": "disk", "value": ours.disk() / 2**20, "unit": "MiB"})
+    worst = min(("full", "304"), key=lambda name: ratios[name]["value"])
+    return {
+        "id": "bench/server",
+        "rows": rows,
+        "ratios": [
+            _ratio("check-in", "ours / bare ASGI with one verification and a group commit", ratios["check-in"], 0.6),
+            _ratio("check-out", f"ours / bare ASGI ({worst}, the smaller of full and 304)", ratios[worst], 0.5),
+        ],
+    }
+
+
+def _ratio(key: str, name: str, found: dict[str, Any], goal: float) -> dict[str, Any]:
+    return {"key": key, "name": name, "unit": "ratio", "goal": goal, "holds": found["value"] >= goal, **found}
+
+
+# --- what is sent ---
+
+
+@dataclass
+class Load:
+    """Requests as bytes, signed beforehand: each device's check-ins in order, on one connection."""
+
+    task: Any
+    secrets: list[bytes]
+    signed: list[list[bytes]]
+    """By device, then by seq."""
+    each: int
+
+    @property
+    def size(self) -> int:
+        return len(self.signed[0][0])
+
+    def check_ins(self, turn: int) -> list[list[bytes]]:
+        path = f"/v1/tasks/{self.task.hash.hex()}/check-in"
+        lanes: list[list[bytes]] = [[] for _ in range(CONNECTIONS)]
+        for seq in range(turn * self.each, (turn + 1) * self.each):
+            for number, bodies in enumerate(self.signed):
+                lanes[number % CONNECTIONS].append(_request("POST", path, bodies[seq]))
+        return lanes
+
+    def check_outs(self, tag: bytes) -> list[list[bytes]]:
+        path = f"/v1/tasks/{self.task.hash.hex()}/publication"
+        extra = b"If-None-Match: " + tag + b"\r\n" if tag else b""
+        return [[_request("GET", path, b"", extra)] * (CHECK_OUTS // CONNECTIONS) for _ in range(CONNECTIONS)]
+
+
+def _request(method: str, path: str, body: bytes, extra: bytes = b"") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\n".encode() + extra
+    if method == "POST":
+        head += b"Content-Type: " + MSGPACK + f"\r\nContent-Length: {len(body)}\r\n".encode()
+    return head + b"\r\n" + body
+
+
+def make_load(turns: int) -> Load:
+    """Check-ins of the shipped MNIST task (50 features, 10 classes), with a gradient of zeros."""
+    import numpy as np
+
+    from crowdml.cli.task import find_task
+    from crowdml.messages import SERVER, Envelope, encode
+    from crowdml.privacy.private import RECEIVED, Release
+    from crowdml.protocols import find
+    from crowdml.protocols.sgd import Gradient
+    from crowdml.wire.envelopes import sign
+    from crowdml.wire.keys import Key
+    from crowdml.wire.statements import Statement
+
+    task = find_task("mnist")
+    fields = find(task).expected(task)["sgd/gradient/1"]
+    arrays = {
+        name: Release(np.zeros(fields[name].shape, np.int32), RECEIVED) if name in fields else None
+        for name in ("gradient", "errors", "labels")
+    }
+    gradient = arrays["gradient"]
+    assert gradient is not None
+    body = encode(Gradient(gradient, arrays["errors"], arrays["labels"], np.int32(0)))
+    secrets = [number.to_bytes(32, "big") for number in range(1, DEVICES + 1)]
+    each = CHECK_INS // DEVICES
+    signed: list[list[bytes]] = []
+    for secret in secrets:
+        key = Key.from_secret(secret)
+        envelopes = [
+            Envelope(task.hash, key.id, frozenset((SERVER,)), seq, "sgd/gradient/1", body)
+            for seq in range(1, turns * each + 1)
+        ]
+        signed.append([sign(one, Statement(("zcdp 1/10",), one.seq, ("zcdp 1/10",)), key) for one in envelopes])
+    return Load(task, secrets, signed, each)
+
+
+# --- the generator ---
+
+
+@dataclass
+class Turn:
+    requests: int
+    wall: float
+    cpu: float
+    latencies: list[float]
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.wall
+
+    @property
+    def per_cpu_second(self) -> float:
+        return self.requests / max(self.cpu, 1e-9)
+
+    @property
+    def p99(self) -> float:
+        return sorted(self.latencies)[int(0.99 * len(self.latencies))]
+
+
+class Lane(asyncio.Protocol):
+    """One connection: a request, its whole answer, the next."""
+
+    def __init__(self, requests: Sequence[bytes], done: asyncio.Future[None]) -> None:
+        self.requests, self.done, self.at = requests, done, 0
+        self.data, self.needed = b"", 0
+        self.began = 0.0
+        self.latencies: list[float] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self._next()
+
+    def _next(self) -> None:
+        if self.at == len(self.requests):
+            self.transport.close()
+            self.done.set_result(None)
+            return
+        self.began = time.perf_counter()
+        self.transport.write(self.requests[self.at])
+        self.at += 1
+
+    def data_received(self, data: bytes) -> None:
+        self.data = self.data + data if self.data else data
+        if not self.needed:
+            end = self.data.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = self.data[:end].lower()
+            if head[9:12] not in (b"200", b"202", b"304"):
+                self._fail(f"the server answered {self.data[:600]!r}")
+                return
+            at = head.find(b"content-length: ")
+            size = int(head[at + 16 :].split(b"\r", 1)[0]) if at >= 0 and head[9:12] != b"304" else 0
+            self.needed = end + 4 + size
+        if len(self.data) >= self.needed:
+            self.latencies.append(time.perf_counter() - self.began)
+            self.data, self.needed = b"", 0
+            self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("the server closed the connection")
+
+    def _fail(self, why: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(RuntimeError(why))
+
+
+# --- the servers, each in a process of its own ---
+
+
+@dataclass
+class Process:
+    kind: str
+    folder: Path
+    port: int
+    pid: int
+    _tag: bytes = field(default=b"")
+
+    async def drive(self, lanes: Sequence[Sequence[bytes]]) -> Turn:
+        loop = asyncio.get_running_loop()
+        open_: list[Lane] = []
+        cpu, wall = self._cpu(), time.perf_counter()
+        for requests in lanes:
+            lane = Lane(requests, loop.create_future())
+            await loop.create_connection(lambda lane=lane: lane, "127.0.0.1", self.port)
+            open_.append(lane)
+        await asyncio.gather(*(lane.done for lane in open_))
+        wall, cpu = time.perf_counter() - wall, self._cpu() - cpu
+        latencies = [each for lane in open_ for each in lane.latencies]
+        return Turn(sum(map(len, lanes)), wall, cpu, latencies)
+
+    def tag(self) -> bytes:
+        """The entity tag that it gives now."""
+        import http.client
+
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.request("GET", f"/v1/tasks/{(self.folder / 'task').read_text()}/publication")
+        found = connection.getresponse().headers["ETag"].encode()
+        connection.close()
+        return found
+
+    def _cpu(self) -> float:
+        """CPU-seconds of the process until now, of all its threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def disk(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+
+@contextlib.contextmanager
+def child(kind: str, folder: Path, made: Load) -> Generator[Process]:
+    folder.mkdir()
+    (folder / "keys").write_bytes(b"".join(made.secrets))
+    (folder / "task").write_text(made.task.hash.hex())
+    process = subprocess.Popen([sys.executable, "-m", __name__, kind, str(folder)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        if not said:
+            raise RuntimeError(f"the {kind} server did not start.")
+        yield Process(kind, folder, int(said), process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stdout.close()
+
+
+def serve_bare(folder: Path) -> None:
+    """The limit: uvicorn, one function, one verification, a group commit."""
+    import uvicorn
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    from crowdml.server.serve import _listen, run
+    from crowdml.wire.keys import Key
+
+    secrets = (folder / "keys").read_bytes()
+    keys = [Key.from_secret(secrets[at : at + 32]) for at in range(0, len(secrets), 32)]
+    public = {key.id.encode(): Ed25519PublicKey.from_public_bytes(key.public) for key in keys}
+    database = sqlite3.connect(folder / "bare.sqlite", isolation_level=None, check_same_thread=False)
+    for pragma in ("journal_mode = wal", "synchronous = full"):
+        database.execute(f"pragma {pragma}").fetchall()
+    database.execute("create table body (id integer primary key, signed blob not null)")
+    receipt, publication = bytes(262), bytes(2048)
+    waiting: list[tuple[bytes, asyncio.Future[None]]] = []
+    busy = False
+
+    def commit(batch: list[bytes]) -> None:
+        for data in batch:
+            at = data.index(b"\xa6sender\xd9\x20") + 9
+            public[data[at : at + 32]].verify(data[:64], b"crowdml/envelope/1" + data[64:])
+        database.execute("begin immediate")
+        database.executemany("insert into body (signed) values (?)", [(data,) for data in batch])
+        database.execute("commit")
+
+    async def work() -> None:
+        nonlocal busy
+        while waiting:
+            batch = waiting[:256]
+            del waiting[:256]
+            await asyncio.get_running_loop().run_in_executor(None, commit, [data for data, _ in batch])
+            for _, future in batch:
+                future.set_result(None)
+        busy = False
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal busy
+        if scope["type"] != "http":
+            return
+        if scope["method"] == "POST":
+            body, more = b"", True
+            while more:
+                message = await receive()
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting.append((body, future))
+            if not busy:
+                busy = True
+                tasks.add(asyncio.get_running_loop().create_task(work()))
+            await future
+            await _say(send, 202, receipt)
+        elif any(name == b"if-none-match" for name, _ in scope["headers"]):
+            await _say(send, 304, b"")
+        else:
+            await _say(send, 200, publication)
+
+    tasks: set[asyncio.Task[None]] = set()
+    listening = _listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, http="httptools", lifespan="off"))
+    print(listening.getsockname()[1], flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        run(server.serve(sockets=[listening]))
+
+
+async def _say(send: Any, status: int, body: bytes) -> None:
+    headers = [(b"content-type", MSGPACK), (b"content-length", str(len(body)).encode()), (b"etag", b'"1"')]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def serve_ours(folder: Path) -> None:
+    from crowdml.cli.task import find_task
+    from crowdml.server.hub import code_hash, utc_now
+    from crowdml.server.limits import Limits
+    from crowdml.server.serve import DATABASE, Started, run, serve
+    from crowdml.storage.server import Store
+    from crowdml.wire.keys import Key
+
+    secrets = (folder / "keys").read_bytes()
+    with Store(folder / DATABASE) as store:
+        store.invite(code_hash("bench"), utc_now(), uses=DEVICES)
+        for at in range(0, len(secrets), 32):
+            store.enrol(code_hash("bench"), Key.from_secret(secrets[at : at + 32]).public, utc_now())
+    much = 1e9  # every bound is checked, and none is met
+    limits = Limits(address_rate=much, address_burst=much, device_rate=much, device_burst=much)
+
+    def tell(started: Started) -> None:
+        print(started.address.rpartition(":")[2], flush=True)
+
+    run(serve(folder, port=0, tasks=[find_task("mnist")], limits=limits, started=tell))
+
+
+if __name__ == "__main__":
+    {"bare": serve_bare, "ours": serve_ours}[sys.argv[1]](Path(sys.argv[2]))
