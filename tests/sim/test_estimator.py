@@ -7,6 +7,8 @@ import math
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,12 @@ from sklearn.model_selection import cross_val_score
 from crowdml import Crowd
 from crowdml.datasets import blobs
 from crowdml.errors import CrowdmlError, DataError, GuaranteeError, TaskError
+from crowdml.protocol import quote
+from crowdml.protocols import find
 from crowdml.protocols.sgd import plan
 from crowdml.sim.estimator import message_bytes, public_step, simulate, spread_out
-from crowdml.task import StopRule
+from crowdml.sim.world import Delay
+from crowdml.task import StopRule, TaskBudget
 
 DATA = blobs(rows=2000, features=8, classes=3, seed=5)
 
@@ -180,11 +185,6 @@ def test_one_class_alone_cannot_be_learned():
 
 
 def test_a_device_gives_no_more_samples_than_the_tasks_budget(crowd: Crowd):
-    from dataclasses import replace
-    from fractions import Fraction
-
-    from crowdml.task import TaskBudget
-
     task = crowd.task_.with_(protocol={"batch": 10})
     capped = task.with_(privacy=replace(task.privacy, budget=TaskBudget(Fraction(3), 25)))
     study = simulate(
@@ -209,6 +209,43 @@ def test_a_stop_ends_the_run_and_the_bill(crowd: Crowd):
         assert study.runs[0].stopped == "30 check-ins have arrived"
         assert study.check_ins == 30
         assert study.accuracy(DATA.x_test, DATA.y_test).shape == (1, len(study.points))
+
+
+def test_m2_several_passes_over_a_buffer_that_overflows_are_refused(crowd: Crowd):
+    """Batches such as [0 1 2 3 4 2 3 4 5 6] would hold a sample twice, which costs more than once twice as often."""
+    task = crowd.task_.with_(protocol={"batch": 10, "buffer": 15})
+
+    def run(passes: int, **settings: object):
+        deal = lambda seed: spread_out("iid", DATA.y_train, 75, seed)  # noqa: E731
+        return simulate(task, DATA.x_train, DATA.y_train, deal, seeds=[1], passes=passes, **settings)
+
+    with pytest.raises(TaskError, match=r"passes = 4 and protocol\.buffer = 15: .* one sample twice"):
+        run(4, delay=Delay("uniform", 3000.0))
+    assert run(1, delay=Delay("uniform", 3000.0)).runs[0].schedule.dropped > 0
+    study = run(4)
+    held = study.population.counts[study.runs[0].schedule.device][:, None]
+    batches = np.sort(study.runs[0].schedule.samples % held, axis=1)
+    assert (np.diff(batches, axis=1) > 0).all()
+    assert study.cost.epsilon_sample == quote(find(task), task).sample_epsilon(4)
+
+
+def test_m3_a_run_that_its_own_releases_stopped_shows_the_plans_totals_and_what_was_paid_so_far(crowd: Crowd):
+    task = crowd.task_.with_(protocol={"batch": 10})
+    counted = {**task.privacy.epsilon, "errors": Fraction(1)}
+    task = task.with_(privacy=replace(task.privacy, epsilon=counted), stop=StopRule(error=Fraction(9, 10)))
+
+    def run(stop: StopRule):
+        deal = lambda seed: spread_out("iid", DATA.y_train, 50, seed)  # noqa: E731
+        return simulate(task.with_(stop=stop), DATA.x_train, DATA.y_train, deal, seeds=[1])
+
+    early, whole = run(task.stop), run(StopRule())
+    assert early.runs[0].stopped is not None
+    assert early.check_ins < whole.check_ins
+    assert early.cost.epsilon_device == whole.cost.epsilon_device == whole.cost.paid_device
+    assert early.cost.paid_device < early.cost.epsilon_device
+    assert early.cost.paid_sample == early.cost.epsilon_sample  # its one check-in
+    capped = run(StopRule(steps=60, error=Fraction(1, 1000)))  # public: steps bound the plan
+    assert capped.cost.epsilon_device == run(StopRule(steps=60)).cost.epsilon_device < whole.cost.epsilon_device
 
 
 def test_devices_that_hold_less_than_a_batch_give_nothing():

@@ -54,13 +54,21 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Cost:
-    """What the dearest sample and the dearest device paid in all, at `delta`; infinite where nothing is proved."""
+    """What the dearest sample and the dearest device pay in all, at `delta`; infinite where nothing is proved.
+
+    `epsilon_sample` and `epsilon_device` are totals of the plan: of every check-in that samples, passes, budget and
+    `stop.steps` allow, fixed before the run by public values. They hold however the run ends.
+    `paid_sample` and `paid_device` are what was paid so far, by the check-ins that there were. Where `stop.error` ended
+    the run, its own releases decided when, and these are a reading of an odometer and no guarantee.
+    """
 
     epsilon_sample: float
     epsilon_device: float
     delta: float
     claimed: float | None
     """What the paper says a sample pays; None unless the task runs as published."""
+    paid_sample: float
+    paid_device: float
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class Study:
     bytes_down: int
     silent: int
     """Devices that hold fewer samples than a check-in takes, and so give nothing."""
+    uses: int
+    """In how many check-ins the plan uses a sample, at most."""
     seconds: float
 
     def accuracy(self, x: Array, y: Array) -> Array:
@@ -127,8 +137,9 @@ def simulate(
     """Run the task on rows x [n, d], y [n] once for each seed; the model is looked at `points` times on the way.
 
     `deal` deals the rows out to devices, from the trial's seed. A device gives no more samples than
-    `privacy.budget.samples`, and none where it holds fewer than a check-in takes: so no batch ever holds one sample
-    twice. `expect` hears how many check-ins there will be in all, `tick` how many more were done.
+    `privacy.budget.samples`, and none where it holds fewer than a check-in takes; several passes over a buffer that
+    overflows are refused (`refuse_repeats`): so no batch ever holds one sample twice. `expect` hears how many check-ins there
+    will be in all, `tick` how many more were done.
     """
     price, started = check_budget(find(task), task, passes), time.perf_counter()
     if engine not in ENGINES:
@@ -138,13 +149,15 @@ def simulate(
             f"task {task.name!r} wants features.dimension = {task.features.dimension}, and this data has {x.shape[1]} "
             "features. Change the task, or name other data."
         )
-    batch = plan(task).settings.batch
+    batch, capacity = plan(task).settings.batch, plan(task).settings.capacity
     cap = task.privacy.budget.samples if task.privacy.budget else None
     crowds = [_Crowd.of(deal(seed), batch, cap, passes, delay or Delay()) for seed in seeds]
     schedules = [
-        lay_out(crowd.world, seed=seed, batch=batch, capacity=plan(task).settings.capacity)
+        lay_out(crowd.world, seed=seed, batch=batch, capacity=capacity)
         for crowd, seed in zip(crowds, seeds, strict=True)
     ]
+    for schedule in schedules:
+        refuse_repeats(schedule, batch=batch, capacity=capacity, passes=passes)
     expect(sum(len(schedule) for schedule in schedules))
     shortest = min(len(schedule) for schedule in schedules)
     even = -(-shortest // points)  # even stretches compile once; other lengths would compile each
@@ -158,9 +171,15 @@ def simulate(
         else:
             from crowdml.sim import event_queue
 
-            room = plan(task).settings.capacity
             run = event_queue.run(
-                task, holding, crowd.world, seed=seed, capacity=room, points=looks.tolist(), backend="jax", tick=tick
+                task,
+                holding,
+                crowd.world,
+                seed=seed,
+                capacity=capacity,
+                points=looks.tolist(),
+                backend="jax",
+                tick=tick,
             )
         return _looked(_ended(run, schedule), looks)
 
@@ -168,19 +187,22 @@ def simulate(
         runs = list(pool.map(trial, range(len(seeds))))
     up, down = message_bytes(task)
     count = len(runs[0].schedule)
-    trips = max(int(np.bincount(run.schedule.device).max()) for run in runs)
-    uses = 1
-    if passes > 1:
-        uses = max(_uses(run.schedule, crowd.population) for run, crowd in zip(runs, crowds, strict=True))
+    planned = [schedule if task.stop.steps is None else _sent(schedule, task.stop.steps) for schedule in schedules]
+    trips, uses = _most(planned, crowds)
+    trips_paid, uses_paid = _most([run.schedule for run in runs], crowds)
     cost = Cost(
         price.sample_epsilon(uses),
         price.device_epsilon(trips),
         task.privacy.delta,
         claimed_epsilon(task) if task.as_published else None,
+        price.sample_epsilon(uses_paid),
+        price.device_epsilon(trips_paid),
     )
     seconds = time.perf_counter() - started
     first = crowds[0]
-    return Study(task, tuple(runs), first.population, cost, count, up * count, down * count, first.silent, seconds)
+    return Study(
+        task, tuple(runs), first.population, cost, count, up * count, down * count, first.silent, uses, seconds
+    )
 
 
 @dataclass(frozen=True)
@@ -212,14 +234,33 @@ class _Crowd:
         return _Crowd(replace(population, counts=held), world, int((~gives).sum()))
 
 
+def refuse_repeats(schedule: Schedule, *, batch: int, capacity: int, passes: int) -> None:
+    """Refuse several passes over a buffer that overflows, for batches of more than one sample.
+
+    The samples that were turned away shift what follows, and a batch could then hold one sample twice, from two passes.
+    Replacing it would move the sum by twice its sensitivity, and no charge here speaks of that.
+    """
+    if passes > 1 and batch > 1 and schedule.dropped:
+        raise TaskError(
+            f"passes = {passes} and protocol.buffer = {capacity}: with these delays {schedule.dropped} samples met a "
+            f"full buffer, so a batch of {batch} could hold one sample twice, at more than its price. Take a larger "
+            "protocol.buffer, smaller delays, or one pass."
+        )
+
+
 def _ended(run: Run, schedule: Schedule) -> Run:
-    """The schedule up to the stop, with those who had read the weights before it: they are paid for too."""
+    """The schedule up to the stop."""
     if run.stopped is None:
         return run
     last = int(run.points[-1]) if len(run.schedule) < len(schedule) else int(run.state.steps)
+    return replace(run, schedule=_sent(schedule, last))
+
+
+def _sent(schedule: Schedule, last: int) -> Schedule:
+    """The first so many check-ins, with those who had read the weights before the last: they are paid for too."""
     sent = (np.arange(len(schedule)) < last) | (schedule.version < last)
     names = ("device", "trip", "samples", "version", "time")
-    return replace(run, schedule=replace(schedule, **{name: getattr(schedule, name)[sent] for name in names}))
+    return replace(schedule, **{name: getattr(schedule, name)[sent] for name in names})
 
 
 def _looked(run: Run, looks: Array) -> Run:
@@ -229,8 +270,15 @@ def _looked(run: Run, looks: Array) -> Run:
     return replace(run, points=looks, weights=run.weights[places])
 
 
+def _most(schedules: list[Schedule], crowds: list[_Crowd]) -> tuple[int, int]:
+    """How often the busiest device of any trial checked in, and in how many check-ins its most used sample was."""
+    trips = max(int(np.bincount(schedule.device).max()) for schedule in schedules)
+    uses = max(_uses(schedule, crowd.population) for schedule, crowd in zip(schedules, crowds, strict=True))
+    return trips, uses
+
+
 def _uses(schedule: Schedule, population: Population) -> int:
-    """In how many check-ins the most used sample took part."""
+    """In how many check-ins the most used sample took part; no batch holds one twice (`refuse_repeats`)."""
     held = population.counts[schedule.device][:, None]
     keys = schedule.device[:, None].astype(np.int64) * population.rows.shape[1] + schedule.samples % held
     return int(np.unique(keys, return_counts=True)[1].max())
@@ -271,8 +319,9 @@ def _deviation(gradient: Mechanism) -> float:
 def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
     """The ledger of the device that checked in most often, as its own file would hold it, in memory.
 
-    A sample's serial is its place among the device's samples. A part that is not in one piece, which only happens
-    where a full buffer turned samples away in a later pass, is charged from its first to its last serial.
+    A sample's serial is its place among the device's samples. A part is in one piece, and holds no sample twice:
+    `simulate` refused what could break it up in a later pass (`refuse_repeats`). A part with gaps, where a full buffer
+    turned samples away in the only pass, is charged from its first to its last serial.
     """
     task, schedule = study.task, study.runs[trial].schedule
     table = find(task).mechanisms(task)
@@ -284,8 +333,7 @@ def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
     device = int(np.bincount(schedule.device).argmax())
     held = int(study.population.counts[device])
     trips = schedule.samples[schedule.device == device][np.argsort(schedule.trip[schedule.device == device])] % held
-    uses = int(np.bincount(trips.ravel()).max())
-    whole = quote(find(task), task).sample(uses)
+    whole = quote(find(task), task).sample(study.uses)
     ledger = Ledger(":memory:")
     ledger.take_serials(held)
     budget = Budget(_just_above(whole, task.privacy.delta), task.privacy.delta, held, plan=whole)
@@ -321,12 +369,14 @@ class Crowd(ClassifierMixin, BaseEstimator):
     """A crowd of simulated devices that learns a classifier privately: `Crowd(epsilon=1.0, seed=1).fit(X, y)`.
 
     Guarantee: what the devices of such a crowd send is (epsilon, delta)-DP in all for replacing any one sample,
-    against anyone who sees all of it; `epsilon_sample_` is that total, at most `epsilon`. A device gives many samples:
+    against anyone who sees all of it; `epsilon_sample_` is that total, at most `epsilon`. It is the total of the plan,
+    fixed before the run by the passes. A device gives many samples:
     `epsilon_device_` is what all of them replaced at once would cost, and it is much larger. Both are of simulated
     devices, whose noise comes from a seed: the data given to `fit` is protected from nobody who holds the object.
 
     Not covered: whatever was fitted on X before it came here, such as scaling or PCA, and settings that were tuned
-    by looking at scores on private data (R4). Rows of X are scaled one by one onto the unit sphere, which is free.
+    by looking at scores on private data (R4); the names of the classes and their number, which are read off y. Rows of X are scaled one
+    by one onto the unit sphere, which is free.
 
     protocol: "sgd". epsilon: a sample's total; None for no privacy. devices: samples are dealt out to so many, equally
     (what is left over belongs to nobody). model: "softmax", or "logistic" or "svm" for two classes. mechanism:
@@ -551,7 +601,7 @@ def _a_pass(task: Task, passes: int) -> Fraction:
 
 
 def describe_cost(cost: Cost) -> str:
-    """'sample ε 1, device ε 155 (δ 1e-06)': both totals, always together."""
+    """'sample ε 1, device ε 155 (δ 1e-06)': both totals of the plan, always together."""
     if math.isinf(cost.epsilon_sample):
         return "no privacy"
     text = f"sample ε {cost.epsilon_sample:.3g}, device ε {cost.epsilon_device:.4g}"
