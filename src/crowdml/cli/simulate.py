@@ -57,7 +57,10 @@ def simulate(
     plot_path: str | None,
     json_path: str | None,
 ) -> None:
-    """Run TASK (a file, or a shipped name) on a crowd of simulated devices."""
+    """Run TASK (a file, or a shipped name) on a crowd of simulated devices.
+
+    Its epsilons are those of the plan; where a stop rule ended it earlier, what was paid so far stands below them.
+    """
     report = Report(json_path, plot_path)
     found = find_task(task)
 
@@ -158,6 +161,7 @@ def _result(
         "accuracy_high": last.max(),
         "epsilon_sample": cost.epsilon_sample,
         "epsilon_device": cost.epsilon_device,
+        "paid_so_far": {"epsilon_sample": cost.paid_sample, "epsilon_device": cost.paid_device},
         "claimed": cost.claimed,
         "delta": cost.delta,
         "as_published": task.as_published,
@@ -195,6 +199,9 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
         )
     table.add_row("ε of the dearest sample", epsilon_text(study.cost.epsilon_sample) + _claim(study))
     table.add_row("ε of the dearest device", epsilon_text(study.cost.epsilon_device))
+    if result["stopped"] is not None:
+        paid = epsilon_text(study.cost.paid_sample), epsilon_text(study.cost.paid_device)
+        table.add_row("  paid so far", f"{paid[0]} and {paid[1]}")
     table.add_row("δ", f"{study.cost.delta:g}")
     table.add_row("devices", f"{study.population.devices:,} ({result['population']})")
     table.add_row(
@@ -206,6 +213,11 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
     table.add_row("sent up, down", f"{size_text(study.bytes_up)}, {size_text(study.bytes_down)}")
     table.add_row("seconds", f"{study.seconds:.1f}")
     report.print(table)
+    if task.stop.error is not None:
+        report.print(
+            "The ε above are those of the plan: every check-in that samples, passes and stop.steps allow. stop.error "
+            "reads what was released, so a total taken when it stopped would be no guarantee."
+        )
     if task.as_published:
         report.print("As published: a paper's own formulas. The ε above is what they really cost.")
     if tuple(data.classes) != task.labels.classes:
