@@ -9,6 +9,7 @@ import pytest
 
 from crowdml.arrays import Samples
 from crowdml.datasets import blobs, iid
+from crowdml.errors import TaskError
 from crowdml.experiments import baselines
 from crowdml.experiments.crowds import Choice, Size, label, learn, looks, make_task
 from crowdml.experiments.hamm2015 import when_label_changes
@@ -32,6 +33,19 @@ def test_h2_five_passes_cost_five_times_what_the_paper_claims() -> None:
     privacy = label(laplace_task(20), passes=5, as_published=True)
     assert (privacy.epsilon, privacy.claimed, privacy.delta) == (50.0, 10.0, 0.0)
     assert label(laplace_task(20), passes=1).epsilon == 10.0
+
+
+def test_l1_a_label_that_says_no_delta_has_the_pure_total_however_many_passes() -> None:
+    little = make_task(MNIST_LIKE, Choice(1.0, 20), epsilon=0.01, mechanism="discrete-laplace")
+    privacy = label(little, passes=2000)
+    assert (privacy.epsilon, privacy.delta) == (20.0, 0.0)
+    assert quote(find(little), little).sample_epsilon(2000) < 3  # at delta = 1e-6
+
+
+def test_m2_passes_over_a_buffer_that_overflows_are_refused_in_figures_too() -> None:
+    size = Size(devices=20, passes=2, trials=1, looks=1, workers=1)
+    with pytest.raises(TaskError, match=r"protocol\.buffer = 100"):
+        learn(make_task(DATA, Choice(1.0, 10), epsilon=None), DATA, size, delay=10_000.0)
 
 
 def test_h3_a_label_trigger_tells_labels_by_the_number_of_check_ins_and_a_public_clock_does_not() -> None:

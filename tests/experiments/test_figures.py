@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from crowdml.datasets import blobs
 from crowdml.errors import DataError, TaskError, UnknownName
+from crowdml.experiments import baselines
+from crowdml.experiments.crowds import Size
 from crowdml.experiments.figure import Claim, Figure, FigureError, Panel, PrivacyLabel, Series, level, over_trials
+from crowdml.experiments.hamm2015 import Case, _central_label
 from crowdml.experiments.registry import FIGURES, listing, reproduce
+from crowdml.experiments.tuning import TABLES
 
 IDS = sorted(FIGURES)
 SOUND = {"crowd-sound-e10", "crowd-sound-e1"}
@@ -51,7 +57,7 @@ def test_a_figures_json_is_strict_and_has_exactly_the_shape_of_the_design(id_: s
         assert len(series["low"]) in (0, len(series["x"]))
         assert all(is_number(value) for name in ("x", "y", "low", "high") for value in series[name])
         privacy = series["privacy"]
-        assert set(privacy) == {"unit", "epsilon", "claimed", "delta", "as_published"}
+        assert set(privacy) == {"unit", "epsilon", "claimed", "delta", "as_published", "not_covered"}
         assert privacy["unit"] == "sample"
         assert privacy["epsilon"] is None or privacy["epsilon"] > 0
         assert privacy["epsilon"] is not None or privacy["claimed"] is None
@@ -84,10 +90,60 @@ def test_h2_as_published_curves_show_what_their_passes_cost_beside_the_claim(id_
     figure = quick(id_)  # a quick run has two passes
     for key in ("crowd-b1", "crowd-b20"):
         assert figure[key].privacy == PrivacyLabel("sample", 20.0, 10.0, 0.0, True)
-    assert figure["batch"].privacy == PrivacyLabel("sample", 7.5, 10.0, 0.0, True)
-    assert figure["batch-fair"].privacy == PrivacyLabel("sample", 10.0, None, 0.0, False)
+    assert figure["batch"].privacy == PrivacyLabel("sample", 7.5, 10.0, 0.0, True, ("float-noise",))
+    for key in ("batch-fair", "central-sgd-fair-b20"):  # better labels, on the same preprocessing and noise
+        assert figure[key].privacy == PrivacyLabel("sample", 10.0, None, 0.0, True, ("float-noise",))
     claim = figure.claim("five-passes-cost-once")
     assert (claim.paper, claim.ours, claim.holds) == (10.0, 20.0, False)
+
+
+def test_m8_the_corrected_noise_is_of_published_preprocessing_and_marked_so() -> None:
+    assert quick("hamm2015/scalability")["noise-corrected"].privacy.as_published
+
+
+@pytest.mark.parametrize(("family", "sound"), [("mnist", ()), ("cifar10", ("pca",))])
+def test_m8_a_full_size_figure_names_what_no_epsilon_covers(family: str, sound: tuple[str, ...]) -> None:
+    data = blobs(rows=600, features=6, classes=3, seed=1, normalise="l1")
+    case = Case(family, data, data, data, TABLES["digits"], Size(devices=10, trials=1), quick=False)
+    sets = [baselines.Perturbed(data.x_train, data.y_train, 10.0)]
+    assert case.fitted == sound
+    assert case.plain.not_covered == case.not_covered == ("pca", "tuning")
+    assert _central_label(case, sets, fair=True).not_covered == ("pca", "tuning", "float-noise")
+    assert _central_label(case, sets, fair=True).as_published
+
+
+def test_tables_of_a_figure_are_markdown_that_the_page_of_figures_holds() -> None:
+    label = PrivacyLabel("sample", 7.5, 10.0, 0.0, True, ("pca", "float-noise"))
+    sound = PrivacyLabel("sample", 10.0, None, 1e-6)
+    series = (
+        Series("a", "A", (1.0, 2.0), (0.5, 0.25), (0.4, 0.2), (0.6, 0.3), label),
+        Series("b", "B", (1.0,), (0.125,), privacy=sound),
+        Series("c", "C", (1.0,), (0.5,)),
+    )
+    claims = (Claim("k", "of |x|", 0.1, 0.25, False), Claim("l", "other", None, 1.0, True))
+    figure = Figure("x/y", "t", "digits", 1, series, claims, (Panel("main", "t", "x", "y"),))
+    assert figure.to_markdown().splitlines() == [
+        "| key | error at the end | lowest to highest | ε of a sample |",
+        "|---|---|---|---|",
+        "| `a` | 0.250 | 0.200 to 0.300 | 7.5 (claimed 10), as published; not covered: pca, float-noise |",
+        "| `b` | 0.125 |  | 10, δ = 1e-6 |",
+        "| `c` | 0.500 |  | none |",
+        "",
+        "| claim | paper | ours | holds |",
+        "|---|---|---|---|",
+        "| `k`: of \\|x\\| | 0.1 | 0.250 | **no** |",
+        "| `l`: other |  | 1.000 | yes |",
+    ]
+
+
+def test_the_page_of_figures_has_both_tables_of_every_figure() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    for id_ in IDS:
+        section = page.partition(f"`crowdml reproduce {id_}`\n")[2].partition("\n## ")[0]
+        assert section, f"docs/figures.md has no section for {id_}"
+        heads = [line for line in section.splitlines() if line.startswith(("| key |", "| claim |"))]
+        assert heads == [line for line in quick(id_).to_markdown().splitlines() if line in heads]
+        assert len(heads) == 2
 
 
 def test_curves_without_noise_have_no_epsilon() -> None:

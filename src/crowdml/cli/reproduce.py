@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="A small run for a look or a test.")
 @click.option("--trials", type=int, help="How many trials; without it the figure's own number.")
 @click.option("--all", "everything", is_flag=True, help="Every figure.")
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write plot and JSON of each figure there.")
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Write plot, JSON and tables of each figure there."
+)
 @json_option
 def reproduce(
     ids: tuple[str, ...], quick: bool, trials: int | None, everything: bool, out: Path | None, json_path: str | None
@@ -70,6 +72,7 @@ def _show(report: Report, figure: Figure, quick: bool) -> None:
         honest = "-" if label.epsilon is None else f"{label.epsilon:.4g}"
         claimed = "" if label.claimed is None else f"{label.claimed:.4g}"
         name = f"{series.name}{', as published' if label.as_published else ''}"
+        name += f" (not covered: {', '.join(label.not_covered)})" if label.not_covered else ""
         table.add_row(name, f"{series.last:.4g}", honest, claimed)
     report.print(table)
     claims = make_table("claim", "paper", "ours", "holds", wrap=True)
@@ -86,11 +89,12 @@ def _show(report: Report, figure: Figure, quick: bool) -> None:
 def _keep(report: Report, figure: Figure, result: dict[str, Any], out: Path) -> None:
     import json
 
-    for ending in (".json", ".png"):
+    texts = {".json": json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n", ".md": figure.to_markdown()}
+    for ending in (".json", ".md", ".png"):
         target = out / f"{figure.id}{ending}"
         with whole_file(target) as draft:
-            if ending == ".json":
-                draft.write_text(json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            if ending in texts:
+                draft.write_text(texts[ending], encoding="utf-8")
             else:
                 figure.plot(draft)
         report.line(f"Wrote {target}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +18,7 @@ from crowdml.protocols import find
 from crowdml.protocols.sgd import claimed_epsilon, plan
 from crowdml.sim import compiled
 from crowdml.sim.crowd import Holding
+from crowdml.sim.estimator import refuse_repeats
 from crowdml.sim.schedule import Schedule, lay_out
 from crowdml.sim.world import Delay, World
 from crowdml.task import Bound, Features, Labels, Privacy, Task
@@ -71,17 +72,23 @@ def make_task(
     )
 
 
-def label(task: Task, *, passes: int = 1, as_published: bool = False) -> PrivacyLabel:
-    """The honest total after every sample was used in `passes` check-ins, and what the paper claims for any number."""
+def label(
+    task: Task, *, passes: int = 1, as_published: bool = False, not_covered: tuple[str, ...] = ()
+) -> PrivacyLabel:
+    """The honest total after every sample was used in `passes` check-ins, and what the paper claims for any number.
+
+    A label that says delta = 0 has the pure total: a conversion at some delta above 0 can be less, and is not pure.
+    """
     if task.privacy.mechanism == "none":
-        return PrivacyLabel(as_published=as_published)
-    total = quote(find(task), task).sample_epsilon(passes)
-    pure = task.privacy.mechanism == "discrete-laplace"
+        return PrivacyLabel(as_published=as_published, not_covered=not_covered)
+    delta = 0.0 if task.privacy.mechanism == "discrete-laplace" else task.privacy.delta
+    total = replace(quote(find(task), task), delta=delta).sample_epsilon(passes)
     return PrivacyLabel(
         epsilon=math.ceil(total * 1e6 - 1e-3) / 1e6,  # a pure total is exact, and a float of it is not
         claimed=claimed_epsilon(task) if as_published else None,
-        delta=0.0 if pure else task.privacy.delta,
+        delta=delta,
         as_published=as_published,
+        not_covered=not_covered,
     )
 
 
@@ -125,6 +132,7 @@ def learn(
         """Laying out is Python and the loop is not, so two threads keep two cores busy."""
         seed = trial_seed(size, number)
         schedule = lay_out(world, seed=seed, batch=settings.batch, capacity=settings.capacity)
+        refuse_repeats(schedule, batch=settings.batch, capacity=settings.capacity, passes=size.passes)
         holding = Holding(data.x_train, data.y_train, populations[number], size.passes)
         (run,) = compiled.run(task, holding, [schedule], [seed], points=points, workers=1)
         # Points beyond the last check-in (samples that met a full buffer) show the last model.
@@ -137,7 +145,7 @@ def learn(
 
 
 def trial_seed(size: Size, trial: int) -> int:
-    """Far apart: neighbouring seeds of a world give the same crowd with its devices renamed."""
+    """A seed for each trial."""
     return size.seed + 1_000_003 * trial
 
 

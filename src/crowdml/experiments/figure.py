@@ -25,8 +25,10 @@ class FigureError(CrowdmlError):
 class PrivacyLabel:
     """What a curve costs one `unit`: `epsilon` is the honest total at `delta`, passes included; None without noise.
 
-    `claimed` is what the paper says it costs, None where it says nothing. `as_published`: made the paper's way (its
-    preprocessing, its formulas, its choice of hyper-parameters by the test error), for reproducing it only.
+    `claimed` is what the paper says it costs, None where it says nothing. `as_published`: made on the paper's
+    preprocessing or by its formulas, with hyper-parameters chosen by the test error, for reproducing it only.
+    `not_covered` names what saw private or evaluation rows and is in no epsilon: "pca" that was fitted on them,
+    "tuning" by scores on them; and "float-noise", whose formula holds for real numbers and not for floats.
     """
 
     unit: str = "sample"
@@ -34,10 +36,20 @@ class PrivacyLabel:
     claimed: float | None = None
     delta: float = 0.0
     as_published: bool = False
+    not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not (0 < self.epsilon < math.inf):
             raise FigureError(f"an epsilon of {self.epsilon} is no number for a label; without noise it is None.")
+
+    @property
+    def cell(self) -> str:
+        """For a table: the honest total, the claim where it differs, and what no epsilon covers."""
+        text = "none" if self.epsilon is None else f"{self.epsilon:.4g}"
+        text += f", δ = {self.delta:.0e}".replace("e-0", "e-") if self.delta and self.epsilon is not None else ""
+        text += "" if self.claimed is None or self.claimed == self.epsilon else f" (claimed {self.claimed:.4g})"
+        text += ", as published" if self.as_published else ""
+        return text + (f"; not covered: {', '.join(self.not_covered)}" if self.not_covered else "")
 
     @property
     def words(self) -> str:
@@ -94,6 +106,7 @@ class Series:
                 "claimed": label.claimed,
                 "delta": label.delta,
                 "as_published": label.as_published,
+                "not_covered": list(label.not_covered),
             },
         }
 
@@ -183,6 +196,8 @@ class Figure:
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    ends: str = "error at the end"
+    """What the last value of a series is."""
 
     def __post_init__(self) -> None:
         keys = [series.key for series in self.series]
@@ -215,8 +230,26 @@ class Figure:
             "claims": [claim.to_json() for claim in self.claims],
         }
 
+    def to_markdown(self) -> str:
+        """The two tables of docs/figures.md: the last value of each series with its cost, and the claims."""
+        lines = [f"| key | {self.ends} | lowest to highest | ε of a sample |", "|---|---|---|---|"]
+        for series in self.series:
+            spread = f"{series.low[-1]:.3f} to {series.high[-1]:.3f}" if series.low else ""
+            lines.append(f"| `{series.key}` | {series.last:.3f} | {spread} | {series.privacy.cell} |")
+        lines += ["", "| claim | paper | ours | holds |", "|---|---|---|---|"]
+        for claim in self.claims:
+            paper = "" if claim.paper is None else f"{claim.paper:g}"
+            holds = "yes" if claim.holds else "**no**"
+            lines.append(f"| `{claim.key}`: {_one_cell(claim.text)} | {paper} | {claim.ours:.3f} | {holds} |")
+        return "\n".join(lines) + "\n"
+
     def plot(self, path: Path | str) -> Path:
         """Draw it into a file; the ending says the format (png, svg, pdf)."""
         from crowdml.experiments.plot import draw  # matplotlib is slow to import, and JSON needs none of it
 
         return draw(self, Path(path))
+
+
+def _one_cell(text: str) -> str:
+    """A bar would end the cell."""
+    return text.replace("|", "\\|")

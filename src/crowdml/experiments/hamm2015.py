@@ -63,6 +63,21 @@ class Case:
         return whole_test(self.published)
 
     @property
+    def fitted(self) -> tuple[str, ...]:
+        """What was fitted on rows that devices hold, in the sound panel too. Quick runs have plain pixels."""
+        return ("pca",) if self.family == "cifar10" else ()
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """The same for a figure's as-published half; quick runs are plain guesses on plain pixels."""
+        return () if self.quick else ("pca", "tuning")
+
+    @property
+    def plain(self) -> PrivacyLabel:
+        """As published, without noise."""
+        return PrivacyLabel(as_published=True, not_covered=self.not_covered)
+
+    @property
     def warning(self) -> str:
         return " (R4 not met: PCA saw the devices' images)" if self.family == "cifar10" else ""
 
@@ -77,7 +92,7 @@ class Case:
             epsilon: make_task(self.sound, choice, epsilon=epsilon, mechanism="discrete-gaussian")
             for epsilon, choice in self.table.sound.items()
         }
-        a_pass = quote(find(published), published).device_epsilon(held // 20)
+        a_pass = quote(find(published), published).device.scaled(held // 20).epsilon(0.0)
         trips = {epsilon: held // choice.batch for epsilon, choice in self.table.sound.items()}
         ten, one = (quote(find(task), task).device_epsilon(trips[epsilon]) for epsilon, task in sound.items())
         return (
@@ -124,7 +139,7 @@ def _crowd(
     mechanism = "none" if epsilon is None else "discrete-laplace"
     task = make_task(case.published, choice, epsilon=epsilon, mechanism=mechanism, as_published=True)
     curves = learn(task, case.published, case.size, delay=delay, early=early and not case.quick)
-    privacy = label(task, passes=case.size.passes, as_published=True)
+    privacy = label(task, passes=case.size.passes, as_published=True, not_covered=case.not_covered)
     return over_trials(key, name, curves.samples, curves.errors(*case.test), privacy), curves
 
 
@@ -149,7 +164,8 @@ def _sound(case: Case, key: str, name: str, epsilon: float, *, delay: float = 0.
     words = f"{name}, b = {choice.batch}{case.warning}"
     found = curves.errors(data.x_test, data.y_test)
     everywhere = baselines.errors(curves.weights[:, -1], *whole_test(data)).mean()
-    return Sound(over_trials(key, words, curves.samples, found, label(task), panel=SOUND), float(everywhere))
+    privacy = label(task, not_covered=case.fitted)
+    return Sound(over_trials(key, words, curves.samples, found, privacy, panel=SOUND), float(everywhere))
 
 
 def _sound_panel(case: Case, progress: Callable[[str], None], *, delay: float = 0.0) -> list[Sound]:
@@ -169,7 +185,7 @@ def _batch(case: Case, x: tuple[float, ...]) -> Series:
     data = case.published
     weights = baselines.batch(data.x_train, data.y_train, len(data.classes))
     error = baselines.errors(weights[None, None], *case.test)
-    series = over_trials("batch", "Central (batch)", [0.0], error, PrivacyLabel(as_published=True))
+    series = over_trials("batch", "Central (batch)", [0.0], error, case.plain)
     return level(series, x)
 
 
@@ -189,16 +205,24 @@ def _perturbed(case: Case, *, fair: bool) -> list[baselines.Perturbed]:
     ]
 
 
-def _central_label(sets: list[baselines.Perturbed], *, fair: bool) -> PrivacyLabel:
-    """Perturbed samples are sent once; further passes only read them again, so they cost nothing more."""
-    return PrivacyLabel(epsilon=sets[0].epsilon, claimed=None if fair else EPSILON, as_published=not fair)
+def _central_label(case: Case, sets: list[baselines.Perturbed], *, fair: bool) -> PrivacyLabel:
+    """Perturbed samples are sent once; further passes only read them again, so they cost nothing more.
+
+    As published with k-ary labels too: they have the paper's preprocessing and its floating-point noise (R5).
+    """
+    return PrivacyLabel(
+        epsilon=sets[0].epsilon,
+        claimed=None if fair else EPSILON,
+        as_published=True,
+        not_covered=(*case.not_covered, "float-noise"),
+    )
 
 
 def _noisy_batch(case: Case, sets: list[baselines.Perturbed], x: tuple[float, ...], *, fair: bool) -> Series:
     classes = len(case.published.classes)
     found = [baselines.errors(baselines.batch(each.x, each.y, classes)[None], *case.test) for each in sets]
     key, name = ("batch-fair", "Central (batch), k-ary labels") if fair else ("batch", "Central (batch)")
-    return level(over_trials(key, name, [0.0], np.stack(found), _central_label(sets, fair=fair)), x)
+    return level(over_trials(key, name, [0.0], np.stack(found), _central_label(case, sets, fair=fair)), x)
 
 
 def _central_sgd(case: Case, sets: list[baselines.Perturbed], batch: int, *, fair: bool = False) -> Series:
@@ -218,7 +242,7 @@ def _central_sgd(case: Case, sets: list[baselines.Perturbed], batch: int, *, fai
     found = baselines.errors(np.stack(weights), *case.test)
     suffix, words = ("-fair", ", k-ary labels") if fair else ("", "")
     name = f"Central SGD, b = {batch}{words}"
-    privacy = _central_label(sets, fair=fair)
+    privacy = _central_label(case, sets, fair=fair)
     return over_trials(f"central-sgd{suffix}-b{batch}", name, points[0] * batch, found, privacy)
 
 
@@ -240,7 +264,7 @@ def _decentralised(case: Case) -> Series:
         )  # fmt: skip
         found.append(baselines.alone_errors(weights, x_test, y_test, dealt.reshape(size.devices, -1)))
     name = "Decentralised (each device alone)"
-    return over_trials("decentralised", name, ends * size.devices, np.stack(found), PrivacyLabel(as_published=True))
+    return over_trials("decentralised", name, ends * size.devices, np.stack(found), case.plain)
 
 
 class _Parts:
@@ -681,7 +705,7 @@ def scalability(quick: bool, trials: int | None, progress: Progress) -> Figure:
     )
     return Figure(
         "hamm2015/scalability", "Bytes, load, staleness and noise, predicted and measured", case.family,
-        case.size.trials, tuple(series.values()), claims, panels, notes,
+        case.size.trials, tuple(series.values()), claims, panels, notes, ends="last value",
     )  # fmt: skip
 
 
@@ -706,8 +730,8 @@ def _traffic(case: Case, sizes: tuple[int, ...]) -> list[Series]:
     up = [len(encode(_one_check_in(case, _published_task(case, b), b, zeros, 1))) for b in sizes]
     sample = len(encode(Params(zeros[:, 0], np.int32(0))))  # a row of D floats and a small integer: the label
     x = [float(b) for b in sizes]
-    noisy = label(_published_task(case, 1), as_published=True)
-    plain = PrivacyLabel(as_published=True)
+    noisy = label(_published_task(case, 1), as_published=True, not_covered=case.not_covered)
+    plain = case.plain
     gradient = 3 * d * c  # scores, outer product, sum: multiplications of one sample's gradient, to a constant
     return [
         Series("bytes-crowd", "Crowd-ML, measured", tuple(x),
@@ -775,7 +799,7 @@ def _noise(case: Case, sizes: tuple[int, ...]) -> list[Series]:
         for trial in range(case.size.trials)
     ]
     x = [float(b) for b in sizes]
-    noisy = label(_published_task(case, 1), as_published=True)
+    noisy = label(_published_task(case, 1), as_published=True, not_covered=case.not_covered)
     laplace = [32 * d / (b * EPSILON) ** 2 for b in x]
     points = over_trials("noise-measured", "measured", x, np.asarray(measured), noisy, panel=SOUND, marks=True)
     return [
@@ -784,7 +808,7 @@ def _noise(case: Case, sizes: tuple[int, ...]) -> list[Series]:
                tuple(squares / b + z for b, z in zip(x, laplace, strict=True)), privacy=noisy, panel=SOUND),
         Series("noise-corrected", "corrected: |E g|² + Var(g)/b + 32DC/(bε)²", tuple(x),
                tuple(mean + (squares - mean) / b + c * z for b, z in zip(x, laplace, strict=True)),
-               privacy=replace(noisy, claimed=None, as_published=False), panel=SOUND),
+               privacy=replace(noisy, claimed=None), panel=SOUND),
     ]  # fmt: skip
 
 
@@ -807,4 +831,5 @@ def _sound_noise(case: Case, sizes: tuple[int, ...], epsilon: float) -> Series:
     ]
     name = "sound form, l2 Gaussian, measured"
     key, x = f"crowd-sound-e{epsilon:g}", [float(b) for b in sizes]
-    return over_trials(key, name, x, np.asarray(measured), label(tasks[0]), panel=SOUND, marks=True)
+    privacy = label(tasks[0], not_covered=case.fitted)
+    return over_trials(key, name, x, np.asarray(measured), privacy, panel=SOUND, marks=True)

@@ -51,6 +51,8 @@ def draw(figure: Figure, path: Path) -> Path:
         at: dict[str, Any] = {"ha": "left", "va": "top"}
         sheet.text(0.012, 1 - 0.1 / height, heading, fontsize=13.5, fontweight="bold", color=INK, **at)
         line = f"data: {figure.data}; {trials}. Dashed: as published, with the ε that it really costs."
+        outside = dict.fromkeys(name for series in figure.series for name in series.privacy.not_covered)
+        line += f" No ε covers: {', '.join(outside)} (JSON: which of them for which curve)." if outside else ""
         sheet.text(0.012, 1 - 0.42 / height, line, fontsize=9.5, color="#555555", **at)
         sheet.tight_layout(rect=(0, 0, 1, 1 - 0.66 / height), w_pad=2.5, h_pad=2.0)
         path.parent.mkdir(parents=True, exist_ok=True)

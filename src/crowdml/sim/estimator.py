@@ -375,8 +375,8 @@ class Crowd(ClassifierMixin, BaseEstimator):
     devices, whose noise comes from a seed: the data given to `fit` is protected from nobody who holds the object.
 
     Not covered: whatever was fitted on X before it came here, such as scaling or PCA, and settings that were tuned
-    by looking at scores on private data (R4); the names of the classes and their number, which are read off y. Rows of X are
-    scaled one by one onto the unit sphere, which is free.
+    by looking at scores on private data (R4); the names of the classes and their number, which are read off y. Rows of
+    X are scaled one by one onto the unit sphere, which is free.
 
     protocol: "sgd". epsilon: a sample's total; None for no privacy. devices: samples are dealt out to so many, equally
     (what is left over belongs to nobody). model: "softmax", or "logistic" or "svm" for two classes. mechanism:
