@@ -139,12 +139,16 @@ def encode(message: Any) -> bytes:
 
 def decode(kind: str, body: bytes) -> Any:
     """The message behind the bytes. What was released stays a Release, stamped as received."""
-    cls, released = KINDS[kind], _released(kind)
-    fields: dict[str, Any] = {}
-    for name, plain in msgpack.unpackb(body).items():
-        value = _array(plain) if isinstance(plain, list) else plain
-        fields[name] = Release(value, RECEIVED) if name in released and value is not None else value
-    return cls(**fields)
+    plain = msgpack.unpackb(body)
+    return received(kind, {name: _array(each) if isinstance(each, list) else each for name, each in plain.items()})
+
+
+def received(kind: str, fields: dict[str, Any]) -> Any:
+    """The message of fields that were read from the wire. What was released stays a Release, stamped as received."""
+    for name in _released(kind):
+        if fields[name] is not None:
+            fields[name] = Release(fields[name], RECEIVED)
+    return KINDS[kind](**fields)
 
 
 @cache

@@ -21,13 +21,15 @@ from hypothesis import strategies as st
 
 from crowdml.server.limits import Limits
 from crowdml.server.openapi import OPERATIONS
-from crowdml.wire.envelopes import PREFIX
+from crowdml.wire.envelopes import PREFIX, _open_quickly, _open_strictly
+from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
-from device import Device, Running, make_task, serving
+from device import Device, Line, Running, make_task, serving
 
 TASK = make_task("fuzz")
 HASH = TASK.hash.hex()
 FAR = 1000
+KEY = Key.from_secret(bytes(32))
 LIMITS = Limits(device_rate=1e9, device_burst=1e9, address_rate=1e9, address_burst=1e9, slow=2.0)
 
 
@@ -222,3 +224,12 @@ def test_bytes_that_are_no_http_are_refused_or_dropped(target: Target, head: byt
     if said and said[9:10] == b"4":
         assert json.loads(said.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1 ")[0])["detail"]
     assert target.running.state(TASK) == state
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_what_the_quick_reader_of_envelopes_takes_the_strict_one_takes_for_the_same(data: st.DataObject) -> None:
+    packed = data.draw(envelopes(Device(Line("", 0), KEY)))[64:]
+    found = _open_quickly(packed)
+    if found is not None:
+        assert found == _open_strictly(packed)

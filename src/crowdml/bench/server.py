@@ -2,8 +2,8 @@
 
 The limits are uvicorn with a plain function: for a check-in it verifies one Ed25519 signature and commits the body to
 SQLite in groups; for a check-out it answers fixed bytes. Ours does everything: strict decoding, authentication, rates,
-validation, the hash-chained journal, the update, a new publication, a signed receipt. Both run in a process of their own
-and are charged by the CPU-seconds that the system counts for it. A ratio is the smaller of two: by the clock, and by
+validation, the hash-chained journal, the update, a new publication, a signed receipt. Each runs in a process of its own
+and is charged by the CPU-seconds that the system counts for it. A ratio is the smaller of two: by the clock, and by
 CPU-seconds.
 """
 
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -134,28 +135,32 @@ def _request(method: str, path: str, body: bytes, extra: bytes = b"") -> bytes:
     return head + b"\r\n" + body
 
 
+def find_task() -> Any:
+    """The shipped MNIST task."""
+    from crowdml.task import parse
+
+    return parse(resources.files("crowdml.tasks").joinpath("mnist.toml").read_text(encoding="utf-8"))
+
+
 def make_load(turns: int) -> Load:
     """Check-ins of the shipped MNIST task (50 features, 10 classes), with a gradient of zeros."""
     import numpy as np
 
-    from crowdml.cli.task import find_task
-    from crowdml.messages import SERVER, Envelope, encode
-    from crowdml.privacy.private import RECEIVED, Release
+    from crowdml.messages import SERVER, Envelope
     from crowdml.protocols import find
-    from crowdml.protocols.sgd import Gradient
     from crowdml.wire.envelopes import sign
     from crowdml.wire.keys import Key
+    from crowdml.wire.packing import pack
     from crowdml.wire.statements import Statement
 
-    task = find_task("mnist")
+    task = find_task()
     fields = find(task).expected(task)["sgd/gradient/1"]
-    arrays = {
-        name: Release(np.zeros(fields[name].shape, np.int32), RECEIVED) if name in fields else None
-        for name in ("gradient", "errors", "labels")
+    plain: dict[str, Any] = {
+        name: [each.dtype, each.shape, np.zeros(each.shape, each.dtype).tobytes()]
+        for name, each in fields.items()
+        if name != "version"
     }
-    gradient = arrays["gradient"]
-    assert gradient is not None
-    body = encode(Gradient(gradient, arrays["errors"], arrays["labels"], np.int32(0)))
+    body = pack({"errors": None, "labels": None, **plain, "version": 0})
     secrets = [number.to_bytes(32, "big") for number in range(1, DEVICES + 1)]
     each = CHECK_INS // DEVICES
     signed: list[list[bytes]] = []
@@ -379,7 +384,6 @@ async def _say(send: Any, status: int, body: bytes) -> None:
 
 
 def serve_ours(folder: Path) -> None:
-    from crowdml.cli.task import find_task
     from crowdml.server.hub import code_hash, utc_now
     from crowdml.server.limits import Limits
     from crowdml.server.serve import DATABASE, Started, run, serve
@@ -397,7 +401,7 @@ def serve_ours(folder: Path) -> None:
     def tell(started: Started) -> None:
         print(started.address.rpartition(":")[2], flush=True)
 
-    run(serve(folder, port=0, tasks=[find_task("mnist")], limits=limits, started=tell))
+    run(serve(folder, port=0, tasks=[find_task()], limits=limits, started=tell))
 
 
 if __name__ == "__main__":

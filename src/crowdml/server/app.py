@@ -82,13 +82,6 @@ class Front:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
             path: str = scope["path"]
             address = (scope.get("client") or ("",))[0]
@@ -102,7 +95,7 @@ class Front:
                     self.addresses.give(address)
                     return
             scope["crowdml.request"] = secrets.token_hex(6)
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, send)
         except Problem as problem:
             await note(problem, scope, self.hub)(scope, receive, send)
         except StoreError as error:
@@ -113,9 +106,8 @@ class Front:
         except Exception:
             number = scope.setdefault("crowdml.request", secrets.token_hex(6))
             log.exception("request %s: %s failed", number, _shown(scope))
-            if not started:
-                problem = Problem("internal", "The server made a mistake; nothing changed.", request=number)
-                await note(problem, scope, self.hub)(scope, receive, send)
+            problem = Problem("internal", "The server made a mistake; nothing changed.", request=number)
+            await note(problem, scope, self.hub)(scope, receive, send)  # every answer is made before it is sent
 
     async def _check_out(self, scope: Scope, path: str, send: Send) -> None:
         """GET /v1/tasks/{hash}/publication: what the server offers now; 304 if the device has it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,10 +41,16 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     if len(public) != PUBLIC_SIZE or len(signature) != SIGNATURE_SIZE:
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+        _public(public).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=16_384)
+def _public(public: bytes) -> Ed25519PublicKey:
+    """The parsed key: a device comes back, and parsing costs as much as a tenth of a verification."""
+    return Ed25519PublicKey.from_public_bytes(public)
 
 
 class Key:

@@ -32,10 +32,13 @@ def _key(name: str) -> bytes:
 
 def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _sorted(value[key]) for key in sorted(value)}
+        return {key: value[key] if type(value[key]) in _SINGLE else _sorted(value[key]) for key in sorted(value)}
     if isinstance(value, (list, tuple)):
         return [_sorted(item) for item in value]
     return value
+
+
+_SINGLE = (bytes, int, str)
 
 
 class Reader:

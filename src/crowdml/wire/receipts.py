@@ -9,7 +9,6 @@ stands in every publication, and every change of what came before changes it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,8 @@ class Receipt:
 
     def sign(self, key: Key) -> Receipt:
         """With the server's own key."""
-        return dataclasses.replace(self, signature=key.sign(RECEIPT_PREFIX + pack(self._signed())))
+        signature = key.sign(RECEIPT_PREFIX + pack(self._signed()))
+        return Receipt(self.task, self.device, self.seq, self.index, self.hash, self.chain, signature)
 
     def verify(self, public: bytes) -> bool:
         """Whether the server whose key is `public` signed this."""

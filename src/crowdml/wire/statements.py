@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -56,6 +57,23 @@ class Statement:
         return {"dearest": list(self.dearest), "device": list(self.device), "samples": self.samples}
 
     @staticmethod
+    def of_plain(plain: Any) -> Statement | None:
+        """What `read` would find in the bytes that this was unpacked from; None wherever that is not certain."""
+        if type(plain) is not dict or tuple(plain) != ("dearest", "device", "samples"):
+            return None
+        dearest, device, samples = plain.values()
+        if type(samples) is not int or not 0 <= samples <= LARGEST_INTEGER:
+            return None
+        for texts in (dearest, device):
+            if type(texts) is not list or len(texts) > MOST_LOSSES:
+                return None
+            if not all(type(text) is str and len(text.encode()) <= LONGEST_LOSS and is_exact(text) for text in texts):
+                return None
+            if len(texts) > 1 and not _is_sorted(texts):
+                return None
+        return Statement(tuple(device), samples, tuple(dearest))
+
+    @staticmethod
     def read(reader: Reader) -> Statement:
         reader.map(3)
         reader.key("dearest")
@@ -89,9 +107,14 @@ def _read_losses(reader: Reader, name: str) -> tuple[str, ...]:
     texts = tuple(reader.text(name, LONGEST_LOSS) for _ in range(reader.array(name, MOST_LOSSES)))
     if not all(is_exact(text) for text in texts):
         reader.fail(f"{name} must have losses in lowest terms, such as 'pure 1/10' or 'zcdp 3/1000'")
-    if any(first >= second for first, second in pairwise(text.partition(" ")[0] for text in texts)):
+    if not _is_sorted(texts):
         reader.fail(f"{name} must be sorted and have at most one loss of each kind")
     return texts
+
+
+def _is_sorted(texts: Sequence[str]) -> bool:
+    """Each kind of loss at most once, in order."""
+    return all(first < second for first, second in pairwise(text.partition(" ")[0] for text in texts))
 
 
 def is_exact(text: str) -> bool:

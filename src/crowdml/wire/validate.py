@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from crowdml.messages import KINDS, decode
+from crowdml.messages import KINDS, received
 from crowdml.privacy.private import Release
 from crowdml.protocol import Field
 from crowdml.wire.envelopes import LARGEST_BODY
@@ -40,29 +40,52 @@ def validate(message: Any, expected: Expected) -> None:
 def decode_message(kind: str, body: bytes, expected: Expected) -> Any:
     """The message behind the bytes, exactly as expected; what was released is a Release, stamped as received."""
     fields = _fields(kind, expected)
-    if not _fits(body, _layout(kind, tuple(fields.items()))):
+    values = _read(body, _layout(kind, fields))
+    if values is None:
         _explain(kind, body, fields)
-    message = decode(kind, body)
-    validate(message, expected)
+    fits = all(_within(values[name], field) for name, field in fields.items())
+    message = received(kind, values)
+    if not fits:
+        validate(message, expected)
     return message
 
 
-@dataclass(frozen=True)
+def _within(value: Any, field: Field) -> bool:
+    if type(value) is int:
+        return field.low <= value <= field.high
+    if not value.size:
+        return True  # NaN lies in no range
+    return field.low <= np.minimum.reduce(value, axis=None) and np.maximum.reduce(value, axis=None) <= field.high
+
+
+@dataclass(frozen=True, eq=False)
 class _Piece:
-    """Bytes that the task fixes, and what follows them: so many bytes of an array, or (None) a whole number."""
+    """Bytes that the task fixes, and the field that follows them: an array of so many bytes, or (None) a whole number.
+
+    The last one has no field.
+    """
 
     fixed: bytes
     size: int | None
+    name: str = ""
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
 
 
-@lru_cache(maxsize=256)
-def _layout(kind: str, fields: tuple[tuple[str, Field], ...]) -> tuple[_Piece, ...]:
+_LAYOUTS: dict[tuple[str, int], tuple[Mapping[str, Field], dict[str, None], tuple[_Piece, ...]]] = {}
+"""By kind and by the identity of the fields, which are kept so that it stays theirs."""
+
+
+def _layout(kind: str, fields: Mapping[str, Field]) -> tuple[dict[str, None], tuple[_Piece, ...]]:
     """The body, but for its numbers: types, shapes and lengths are the task's, and so is their one encoding."""
-    known, pieces = dict(fields), list[_Piece]()
+    found = _LAYOUTS.get((kind, id(fields)))
+    if found is not None and found[0] is fields:
+        return found[1:]
+    pieces: list[_Piece] = []
     releases = _releases(kind)
     fixed = bytes([0x80 | len(releases)])
     for name, released in releases.items():
-        field = known.get(name)
+        field = fields.get(name)
         fixed += pack(name)
         if field is None:
             fixed += pack(None)
@@ -70,34 +93,51 @@ def _layout(kind: str, fields: tuple[tuple[str, Field], ...]) -> tuple[_Piece, .
             dtype = _dtype(field.dtype)
             size = dtype.itemsize * math.prod(field.shape)
             array = pack([dtype.str, field.shape, bytes(size)])
-            pieces.append(_Piece(fixed + array[: len(array) - size], size))
+            pieces.append(_Piece(fixed + array[: len(array) - size], size, name, dtype, tuple(field.shape)))
             fixed = b""
         elif np.dtype(field.dtype).kind in "iu":
-            pieces.append(_Piece(fixed, None))
+            pieces.append(_Piece(fixed, None, name))
             fixed = b""
         else:
             raise TypeError(f"{kind} field {name!r}: a single public number on the wire is whole, not {field.dtype}.")
-    return (*pieces, _Piece(fixed, 0))
+    if len(_LAYOUTS) >= 256:
+        _LAYOUTS.clear()
+    layout = dict.fromkeys(releases), (*pieces, _Piece(fixed, 0))
+    _LAYOUTS[kind, id(fields)] = fields, *layout
+    return layout
 
 
-def _fits(body: bytes, layout: tuple[_Piece, ...]) -> bool:
-    """Whether the body is laid out like this, with nothing after it. Whole numbers must be in their shortest form."""
+def _read(body: bytes, layout: tuple[dict[str, None], tuple[_Piece, ...]]) -> dict[str, Any] | None:
+    """The fields of a body that is laid out like this, with nothing after it; None of any other.
+
+    Whole numbers must be in their shortest form.
+    """
+    empty, pieces = layout
+    values: dict[str, Any] = empty.copy()
     at = 0
-    for piece in layout:
+    for piece in pieces:
         if not body.startswith(piece.fixed, at):
-            return False
+            return None
         at += len(piece.fixed)
-        if piece.size is not None:
-            at += piece.size
+        if not piece.name:
             continue
-        head = body[at : at + 9]
-        reader = Reader(head, "A whole number", limit=9)
-        try:
-            reader.integer("it", -(2**63), 2**64 - 1)
-        except Problem:
-            return False
-        at += reader.at
-    return at == len(body)
+        if piece.size is None:
+            if at < len(body) and body[at] < 0x80:
+                values[piece.name] = body[at]
+                at += 1
+                continue
+            reader = Reader(body[at : at + 9], "A whole number", limit=9)
+            try:
+                values[piece.name] = reader.integer("it", -(2**63), 2**64 - 1)
+            except Problem:
+                return None
+            at += reader.at
+            continue
+        if at + piece.size > len(body):
+            return None
+        values[piece.name] = np.ndarray(piece.shape, piece.dtype, body, at)
+        at += piece.size
+    return values if at == len(body) else None
 
 
 def _explain(kind: str, body: bytes, fields: Mapping[str, Field]) -> NoReturn:
