@@ -1,4 +1,4 @@
-"""`crowdml demo`: a small crowd learns, beside what it is compared with. Simulated, until there is a server."""
+"""`crowdml demo`: a small simulated crowd learns, beside what it is compared with."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WHY = (
     "digits of a kind to learn them from. Noise that each device adds on its own wants thousands of devices; with "
     "1,437 digits in all there are 47.",
     "The step follows a public rule (docs/task.md); it looks at no digit. How many devices there are, and that 1/2, "
-    "the middle of the pixels' range, is taken off every pixel, was settled by people who had seen these digits: no ε "
-    "covers that.",
+    "the middle of the pixels' range, is taken off every pixel, was settled by people who had seen these digits, and "
+    "so was the split by class: no ε covers that.",
 )
 
 
