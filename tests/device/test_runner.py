@@ -7,18 +7,22 @@ import dataclasses
 from fractions import Fraction
 from pathlib import Path
 
+import msgpack
+import numpy as np
 import pytest
 
-from crowdml.device.client import Client
+from crowdml.device.client import Answer, Client
 from crowdml.device.folder import LEDGER, Folder, OwnerBudget, offer, readable_task
 from crowdml.device.joining import withdraw
-from crowdml.device.runner import Clock, Patience, statement_after
+from crowdml.device.runner import Clock, Member, Patience, Runner, statement_after
+from crowdml.device.sources import FileSource
 from crowdml.errors import CrowdmlError, LedgerError, TaskError
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find
 from crowdml.storage import Budget, Charge, Ledger
 from crowdml.wire.envelopes import open_signed, sign
+from crowdml.wire.keys import Key
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement
 from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
@@ -53,8 +57,7 @@ def test_each_check_in_is_charged_once_acknowledged_once_and_has_a_receipt_of_th
         assert all(receipt.verify(bytes.fromhex(home.server.key)) for receipt in receipts)
         assert len(ledger.waiting(TASK.hash)) == 3
         statement = open_signed(server.hub.store.statement(fleet.all_keys()[0][1].id)).statement
-        dearest = ledger.dearest_sample(1e-6)
-        assert statement == Statement.of(ledger.device_total(), ledger.samples_given(), dearest[1])
+        assert statement == Statement.of(ledger.device_total(), ledger.samples_given(), ledger.sample_ceiling())
     assert summary.epsilon_sample == pytest.approx(1.5, abs=1e-6)
 
 
@@ -299,7 +302,37 @@ def test_a_statement_names_the_totals_that_hold_once_its_charges_are_written():
         ledger.take_serials(10)
         plenty = Budget(Fraction(100), 1e-6, 1000)
         ledger.charge(TASK.hash, [charge(0, 4)], [plenty])
-        fresh = statement_after(ledger, [charge(5, 9)], 5, 1e-6)
+        fresh = statement_after(ledger, [charge(5, 9)], 5)
         assert fresh == Statement(("pure 1",), 10, ("pure 1/10",))
-        again = statement_after(ledger, [charge(0, 4)], 5, 1e-6)
+        again = statement_after(ledger, [charge(0, 4)], 5)
         assert again == Statement(("pure 1",), 5, ("pure 1/5",))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", ">f4", "<i4"])
+def test_weights_of_another_type_than_the_protocol_publishes_are_refused(tmp_path, dtype):
+    """Coarser weights round scores to where no bound was proved; the shape alone does not show them."""
+    weights = np.zeros((4, 3), dtype)
+    assert understood(tmp_path, [dtype, [4, 3], weights.tobytes()]) == ("weights",)
+
+
+def test_weights_of_another_shape_and_numbers_that_do_not_fit_are_refused(tmp_path):
+    assert understood(tmp_path, ["<f4", [3, 4], bytes(48)]) == ("weights",)
+    assert understood(tmp_path, ["<f4", [4, 3], bytes(48)], 2**40) == ("version",)
+    assert understood(tmp_path, ["<f4", [4, 3], bytes(48)], 7) == ()
+
+
+def understood(folder: Path, weights: list, version: int = 0) -> tuple[str, ...]:
+    """The field for which a device refuses a publication; none where it takes it."""
+    key = Key.generate()
+    with Ledger(":memory:") as ledger:
+        source = FileSource("none", [], TASK)
+        member = Member(key, ledger, bytes(32), ())
+        runner = Runner(member, TASK, find(TASK), Client("http://127.0.0.1:1"), source)
+        body = msgpack.packb({"weights": weights, "version": version})
+        try:
+            runner._understood(Answer(200, {"crowdml-kind": "sgd/params/1"}, body))
+        except CrowdmlError as error:
+            return tuple(name for name in ("weights", "version") if f"{name} has another" in str(error)) or (
+                str(error),
+            )
+    return ()

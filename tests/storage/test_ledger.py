@@ -82,7 +82,7 @@ def test_five_zcdp_uses_of_one_span_cost_five_rho_and_no_more_than_the_filter_al
 def test_parts_of_one_check_in_cost_each_sample_only_what_used_it(ledger):
     ledger.take_serials(10)
     step = [charge(2, 9, ZCDP(Fraction(1, 8))), charge(0, 1, TENTH, row="errors"), charge(2, 9, TENTH, row="labels")]
-    assert ledger.price(step, DELTA) == Price(
+    assert ledger.price(step) == Price(
         Total.of([ZCDP(Fraction(1, 8)), TENTH]),
         Total.of([ZCDP(Fraction(8)), Pure(Fraction(2, 10)), Pure(Fraction(8, 10))]),
         10,
@@ -91,7 +91,7 @@ def test_parts_of_one_check_in_cost_each_sample_only_what_used_it(ledger):
     assert ledger.sample_total(0) == Total.of([TENTH])
     assert ledger.sample_total(9) == Total.of([ZCDP(Fraction(1, 8)), TENTH])
     assert ledger.dearest_sample(DELTA) == (2, Total.of([ZCDP(Fraction(1, 8)), TENTH]))
-    assert ledger.price(step, DELTA).samples == 0
+    assert ledger.price(step).samples == 0
     assert [charge.mechanism for charge in ledger.charges()] == ["labels", "errors", "gradient"]
 
 
@@ -471,3 +471,31 @@ def test_a_message_is_replaced_in_the_transaction_that_writes_its_successor(tmp_
         ledger.charge(TASK, [], [], outbox={0: b"first"})
         ledger.charge(TASK, [], [], outbox={1: b"again"}, done=[0])
         assert [(message.seq, message.body) for message in ledger.resend()] == [(1, b"again")]
+
+
+def test_the_ceiling_of_samples_that_paid_differently_is_no_cheaper_than_any_of_them_at_any_delta(ledger):
+    """At delta 1e-6 the zCDP sample is the dearer, at 0 the ceiling must not be that of either alone."""
+    ledger.take_serials(4)
+    renyi = [Renyi((2, 8), (Fraction(1, 10), Fraction(3, 10))), Renyi((4, 16), (Fraction(1, 20), Fraction(1)))]
+    paid = [ZCDP(Fraction(1, 10)), Pure(Fraction(2)), *renyi]
+    for serial, loss in enumerate(paid):
+        ledger.charge(TASK, [charge(serial, serial, loss)], [Budget(Fraction(10**6), DELTA, 4)])
+    ceiling = ledger.sample_ceiling()
+    for delta in (0.0, 1e-12, DELTA, 1e-2, 0.5):
+        assert all(ceiling.epsilon(delta) >= Total.of([loss]).epsilon(delta) for loss in paid)
+    assert (ceiling.zcdp, ceiling.pure) == (Fraction(1, 10), 2)
+    assert (ceiling.orders, ceiling.values) == ((2, 4, 8), (Fraction(1, 10), Fraction(3, 10), Fraction(1)))
+
+
+@pytest.mark.parametrize(
+    ("one", "device"),
+    [
+        (TENTH, Pure(Fraction(1, 11))),
+        (ZCDP(Fraction(1, 10)), ZCDP(Fraction(1, 11))),
+        (Renyi((2, 8), (Fraction(1), Fraction(3))), Renyi((2, 8), (Fraction(1), Fraction(2)))),
+        (Unbounded(), TENTH),
+    ],
+)
+def test_a_charge_costs_the_device_no_less_than_one_of_its_samples(one, device):
+    with pytest.raises(LedgerError, match="replace this one too"):
+        charge(0, 4, one, device=device)

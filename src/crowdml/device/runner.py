@@ -34,12 +34,11 @@ from crowdml.device.sources import Sample, SampleSource
 from crowdml.errors import BudgetExhausted, CrowdmlError, ProtocolError
 from crowdml.messages import KINDS, SERVER, decode, seal
 from crowdml.privacy.door import Door, Passage
-from crowdml.privacy.losses import Total
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
 from crowdml.storage import Budget, Charge, Ledger, Outgoing
-from crowdml.storage.ledger import epsilon_of
+from crowdml.storage.ledger import ceiling
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
@@ -229,12 +228,14 @@ def charges_of(task: Task, passages: Iterable[Passage], first: int, now: str) ->
     ]
 
 
-def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int, delta: float) -> Statement:
-    """The device's running totals once these charges on `samples` samples are written."""
-    price, dearest = ledger.price(charges, delta), ledger.dearest_sample(delta)
-    before = Total() if dearest is None else dearest[1]
+def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int) -> Statement:
+    """The device's running totals once these charges on `samples` samples are written.
+
+    What it names for the dearest sample bounds every sample's total at every delta: whoever reads it chooses one.
+    """
+    price, before = ledger.price(charges), ledger.sample_ceiling()
     fresh = price.samples >= samples  # else some were charged before, and the two may add
-    after = max(before, price.sample, key=lambda total: epsilon_of(total, delta)) if fresh else before + price.sample
+    after = ceiling([before, price.sample]) if fresh else before + price.sample
     return Statement.of(ledger.device_total() + price.device, ledger.samples_given() + price.samples, after)
 
 
@@ -434,7 +435,7 @@ class Runner:
             message = decode(kind, answer.body)
             for entry in dataclasses.fields(message):
                 ours, theirs = (np.asarray(getattr(each, entry.name)) for each in (self._pattern, message))
-                if ours.shape != theirs.shape or ours.dtype.kind != theirs.dtype.kind:
+                if ours.shape != theirs.shape or not _same_type(ours, theirs):
                     raise ValueError(f"{entry.name} has another shape or type than the task says")
         except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
             raise Refused("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
@@ -452,7 +453,7 @@ class Runner:
         """One transaction: charges, sealed messages, state; and the samples of the batch wait no more."""
         ledger, key, now = self.member.ledger, self.member.key, self.clock.utc()
         charges = charges_of(self.task, door.passages, serials[0], now)
-        statement = statement_after(ledger, charges, len(serials), self.task.privacy.delta)
+        statement = statement_after(ledger, charges, len(serials))
         outbox: dict[int, bytes] = {}
         number, seq = ledger.next_seq(self.task.hash), self._seq
         for effect in step.effects:
@@ -588,6 +589,13 @@ def _published(protocol: Protocol, task: Task) -> Any:
     if message is None or type(message) not in KINDS.values():
         raise ProtocolError(f"protocol {protocol.name!r} offers nothing at its start, so no device can check out.")
     return message
+
+
+def _same_type(ours: Any, theirs: Any) -> bool:
+    """Arrays travel with their type, which must be ours to the bit; a lone number without, and must fit into ours."""
+    if ours.ndim:
+        return theirs.dtype == ours.dtype.newbyteorder("<")
+    return ours.dtype.kind == theirs.dtype.kind and bool(theirs.astype(ours.dtype) == theirs)
 
 
 def _write_state(state: Any, seq: int) -> bytes:

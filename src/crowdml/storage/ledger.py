@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
-from crowdml.privacy.losses import Loss, Total, parse_loss
+from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.storage.budget import Allowance, Budget, shortfall, spent
 from crowdml.storage.migrations import apply, bring_up_to_date, migrations
@@ -68,6 +69,11 @@ class Charge:
                 f"a replace-device charge protects all samples at once, and it names two losses: {self.loss} and "
                 f"{self.device_loss}. {NOTHING_SENT} Pass the same loss for both."
             )
+        if not _covers(self.device_loss, self.loss):
+            raise LedgerError(
+                f"a charge costs one sample {self.loss} and the device {self.device_loss}, and to replace all samples "
+                f"is to replace this one too. {NOTHING_SENT} Pass a device loss that is at least that of a sample."
+            )
         if not _is_utc(self.charged_at):
             raise LedgerError(
                 f"a charge was made at {self.charged_at!r}, which is no UTC time in ISO 8601. {NOTHING_SENT} "
@@ -87,7 +93,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Price:
-    """What some charges add: to the dearest of their samples, to the device, and in samples not given before."""
+    """What some charges add: to any of their samples at most, to the device, and in samples not given before."""
 
     sample: Total
     device: Total
@@ -338,13 +344,12 @@ class Ledger:
 
     # Totals
 
-    def price(self, charges: Sequence[Charge], delta: float) -> Price:
-        """What these charges would add, on samples charged for nothing else; the dearest sample is that at delta."""
+    def price(self, charges: Sequence[Charge]) -> Price:
+        """What these charges would add, on samples charged for nothing else."""
         with self._transaction("deferred"):
-            top = dearest(front(map(_priced, charges)), lambda total: epsilon_of(total, delta))
             seen = self._seen_by(None)
             return Price(
-                Total() if top is None else top[1],
+                ceiling(total for _, total in front(map(_priced, charges))),
                 Total.of(charge.device_loss for charge in charges),
                 sum(seen.given.missing(first, last) for first, last in covered(map(_span, charges))),
             )
@@ -363,6 +368,11 @@ class Ledger:
         """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge."""
         with self._transaction("deferred"):
             return dearest(self._front_of(None), lambda total: epsilon_of(total, delta))
+
+    def sample_ceiling(self) -> Total:
+        """A total that is at least every sample's in every part, and so at every delta. That of none is no loss."""
+        with self._transaction("deferred"):
+            return ceiling(total for _, total in self._front_of(None))
 
     def device_total(self) -> Total:
         """What all releases together cost if all samples that this device ever gave are replaced."""
@@ -726,6 +736,46 @@ def _connect(target: str) -> sqlite3.Connection:
 
 def _uri(path: str, mode: str) -> str:
     return f"file:{quote(os.path.abspath(path))}?mode={mode}"
+
+
+def ceiling(totals: Iterable[Total]) -> Total:
+    """The least total that is at least each of these in every part: it costs no less than any of them, at any delta."""
+    least = Total()
+    for total in totals:
+        orders = tuple(sorted({*least.orders, *total.orders}))
+        pairs = [(order, _renyi_at(least, order), _renyi_at(total, order)) for order in orders]
+        reached = [(order, max(a, b)) for order, a, b in pairs if a is not None and b is not None]
+        least = Total(
+            max(least.pure, total.pure),
+            max(least.squares, total.squares),
+            max(least.zcdp, total.zcdp),
+            tuple(order for order, _ in reached),
+            tuple(value for _, value in reached),
+            least.unbounded or total.unbounded,
+        )
+    return least
+
+
+def _renyi_at(total: Total, order: int) -> Fraction | None:
+    """Its Renyi losses at an order: those of the next one listed. None beyond the last, where nothing is known."""
+    if not total.orders:
+        return Fraction(0)
+    return next((value for listed, value in zip(total.orders, total.values, strict=True) if listed >= order), None)
+
+
+def _covers(whole: Loss, one: Loss) -> bool:
+    """Whether the loss of all samples replaced at once is at least that of one, where both can be compared."""
+    match whole, one:
+        case Pure(), Pure():
+            return whole.epsilon >= one.epsilon
+        case ZCDP(), ZCDP():
+            return whole.rho >= one.rho
+        case Renyi(), Renyi():
+            total = Total.of([one])
+            each = [(value, _renyi_at(total, order)) for order, value in zip(whole.orders, whole.values, strict=True)]
+            return all(least is None or value >= least for value, least in each)
+        case _:
+            return isinstance(whole, Unbounded) or not isinstance(one, Unbounded)
 
 
 _parse = lru_cache(maxsize=4096)(parse_loss)
