@@ -9,8 +9,11 @@ import threading
 import numpy as np
 import pytest
 
+from crowdml.arrays import Samples
+from crowdml.device.runner import _pack, _unpack
 from crowdml.device.sources import LiveSource, Sample, Share, deal_sources, open_source, parse_share
 from crowdml.errors import DataError
+from crowdml.models import make_model
 from loopback import small_task
 
 TASK = small_task()
@@ -35,15 +38,41 @@ def test_a_csv_file_has_a_row_for_each_sample_and_may_name_its_columns(tmp_path)
     np.testing.assert_allclose(samples[2].x, [0.6, 0.8, 0, 0], rtol=1e-6)
 
 
-def test_rows_that_are_no_samples_are_skipped_and_counted(tmp_path):
+def test_a_row_that_cannot_be_read_is_kept_as_a_sample_that_adds_nothing_and_counted(tmp_path):
+    """Rows that were dropped would show in the number of check-ins, and move every later batch (R3)."""
     path = tmp_path / "rows.ndjson"
-    good = '{"x": [0, 0, 0, 1], "y": "c"}'
-    path.write_text("\n".join([good, "not json", "[]", '{"x": [1], "y": 0}', '{"x": [0, 0, 0, "q"], "y": 0}', "",
-                               '{"x": [0, 0, 0, 0], "y": 3}', '{"x": [0, 0, 0, 0], "y": null}', good]))  # fmt: skip
-    source = open_source(f"ndjson:{path}", TASK)
-    assert [sample.y for sample in all_of(source)] == [2.0, 2.0]
-    assert (source.taken, source.skipped) == (8, 6)
-    assert "6 of its rows" in source.why_ended
+    good, big = '{"x": [0, 0, 0, 1], "y": "c"}', "9" * 400
+    bad = ["not json", "[]", '{"x": [1], "y": 0}', '{"x": [0, 0, 0, "q"], "y": 0}', '{"x": [0, 0, 0, 0], "y": 3}',
+           '{"x": [0, 0, 0, 1], "y": null}', '{"x": [0, 0, 0, 1], "y": NaN}', good.replace('"c"', big),
+           good.replace("1", big)]  # fmt: skip
+    path.write_text("\n".join([good, *bad, "", good]))
+    for most in (1, 4, 100):
+        source = open_source(f"ndjson:{path}", TASK)
+        samples = all_of(source, most)
+        assert [sample.y for sample in samples] == [2.0, *[-1.0] * len(bad), 2.0]
+        assert not any(sample.x.any() for sample in samples[1:-1])
+        assert (source.taken, source.unread) == (len(bad) + 2, len(bad))
+        assert f"{len(bad)} of its rows" in source.why_ended
+
+
+def test_the_stand_in_for_a_row_that_cannot_be_read_adds_nothing_in_any_model():
+    labels = Samples(np.ones((2, 4), np.float32), np.stack([_unpack(_pack(Sample(np.ones(4), y)), TASK)[1]
+                                                           for y in (-1.0, float("nan"))]))  # fmt: skip
+    assert labels.y.tolist() == [-1, -1]
+    numbers = Samples(np.ones((2, 4), np.float32), np.full(2, np.nan, np.float32))
+    for kind, classes in (("softmax", 3), ("logistic", 2), ("svm", 2), ("linear", None)):
+        model = make_model(kind, 4, classes)
+        samples, weights = labels if classes else numbers, np.ones(model.shape, np.float32)
+        assert not model.gradients(weights, samples).any()
+        assert not model.mistakes(weights, samples).any()
+        assert not model.label_cells(samples).any()
+
+
+def test_a_first_row_with_a_missing_value_is_a_sample_and_no_heading(tmp_path):
+    path = tmp_path / "rows.csv"
+    for first, rows in ((",0,0,0,a", 2), ("NA,NA,NA,NA,a", 2), ("w,x,y,z,label", 1)):
+        path.write_text(f"{first}\n0,0,0,1,b\n")
+        assert len(all_of(open_source(f"csv:{path}", TASK))) == rows
 
 
 def test_a_source_goes_on_where_the_last_reader_stopped(tmp_path):

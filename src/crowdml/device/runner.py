@@ -620,4 +620,6 @@ def _pack(sample: Sample) -> bytes:
 
 def _unpack(body: bytes, task: Task) -> tuple[Any, Any]:
     (y,) = struct.unpack_from("<d", body)
-    return np.frombuffer(body, "<f4", offset=8), np.int32(y) if task.classes else np.float32(y)
+    if not task.classes:
+        return np.frombuffer(body, "<f4", offset=8), np.float32(y)
+    return np.frombuffer(body, "<f4", offset=8), np.int32(y if 0 <= y < task.classes else -1)  # not a number: no class

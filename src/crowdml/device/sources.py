@@ -6,7 +6,8 @@
     python:MODULE:NAME  a function without arguments that yields (x, y)
 
 A label is the name of a class of the task, or its index; for tasks with numbers, the number. Rows outside the ball of
-the task's features are shrunk onto it. A row that cannot be read is skipped and counted.
+the task's features are shrunk onto it. A row that cannot be read is kept as the zero sample of no label, which adds
+nothing to what leaves, and is counted: to drop it would tell by the number of check-ins, and move every later batch.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ class SampleSource:
 
     name: str | None = None
     taken: int = 0
-    """Rows read so far, those that were skipped included."""
-    skipped: int = 0
+    """Rows read so far: each is a sample."""
+    unread: int = 0
+    """Rows that could not be read. For the owner alone: it depends on samples and never leaves."""
     why_ended: str = "The source has no more samples."
     waits: bool = False
     """Whether its rows stay where they are until they are read: then there is no need to read ahead."""
@@ -94,23 +96,18 @@ class FileSource(SampleSource):
     waits = True
 
     def __init__(self, name: str, rows: Iterable[tuple[Any, Any]], task: Task) -> None:
-        self.name, self.taken, self.skipped, self.rows, self._task = name, 0, 0, iter(rows), task
+        self.name, self.taken, self.unread, self.rows, self._task = name, 0, 0, iter(rows), task
 
     async def skip(self, rows: int) -> None:
         self.taken += sum(1 for _ in islice(self.rows, max(0, rows - self.taken)))
 
     async def read(self, most: int) -> list[Sample]:
-        samples: list[Sample] = []
-        while len(samples) < most:
-            rows = list(islice(self.rows, most - len(samples)))
-            if not rows:
-                break
-            self.taken += len(rows)
-            good = _samples(rows, self._task)
-            self.skipped += len(rows) - len(good)
-            samples += good
-        if not samples and self.skipped:
-            self.why_ended = f"The source has no more samples; {self.skipped} of its rows could not be read."
+        rows = list(islice(self.rows, most))
+        self.taken += len(rows)
+        samples, unread = _samples(rows, self._task)
+        self.unread += unread
+        if not samples and self.unread:
+            self.why_ended = f"The source has no more samples; {self.unread} of its rows could not be read."
         return samples
 
 
@@ -118,7 +115,7 @@ class LiveSource(SampleSource):
     """Rows as they come, from a thread that may block: stdin, a sensor, a function. It ends with the process."""
 
     def __init__(self, rows: Callable[[], Iterable[tuple[Any, Any]]], task: Task, capacity: int) -> None:
-        self.taken, self.skipped, self._task = 0, 0, task
+        self.taken, self.unread, self._task = 0, 0, task
         self._rows, self._queue = rows, queue.Queue[Sample | None](capacity)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: asyncio.Event | None = None
@@ -159,10 +156,10 @@ class LiveSource(SampleSource):
     def _pump(self) -> None:
         try:
             for x, y in self._rows():
-                samples = _samples([(x, y)], self._task)
+                samples, unread = _samples([(x, y)], self._task)
                 self.taken += 1
-                self.skipped += not samples
-                if samples and not self._put(samples[0]):
+                self.unread += unread
+                if not self._put(samples[0]):
                     return
         except Exception as error:  # a thread has nobody to raise to: `read` does
             self._failure = error
@@ -239,9 +236,14 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[Any, Any]]:
     for number, row in enumerate(csv.reader(lines)):
-        if not row or (number == 0 and not _is_number(row[0])):
+        if not row or (number == 0 and _is_heading(row)):
             continue
         yield row[:-1], row[-1]
+
+
+def _is_heading(row: list[str]) -> bool:
+    """Names of columns: all different, and no number among them. A sample with a missing value is none."""
+    return len({*row}) == len(row) and all(field.strip() and not _is_number(field) for field in row)
 
 
 def _ndjson_rows(lines: Iterable[str]) -> Iterator[tuple[Any, Any]]:
@@ -269,20 +271,27 @@ def _function(rest: str) -> Callable[[], Iterable[tuple[Any, Any]]]:
     return found
 
 
-def _samples(rows: list[tuple[Any, Any]], task: Task) -> list[Sample]:
-    """Those rows that are samples of this task: all at once, or one by one where some cannot be read."""
-    labels = [_label(y, task) for _, y in rows]
+def _samples(rows: list[tuple[Any, Any]], task: Task) -> tuple[list[Sample], int]:
+    """A sample for each row, all at once or one by one where some cannot be read; and how many could not."""
+    dimension, norm = task.features.dimension, task.features.norm
     try:
         x = np.asarray([x for x, _ in rows], np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         x = np.zeros(0)
-    if x.shape != (len(rows), task.features.dimension):
-        if len(rows) == 1:
-            return []
-        return [sample for row in rows for sample in _samples([row], task)]
-    norm = task.features.norm
+    if x.shape != (len(rows), dimension):
+        if len(rows) <= 1:
+            return [_unreadable(task) for _ in rows], len(rows)
+        parts = [_samples([row], task) for row in rows]
+        return [sample for samples, _ in parts for sample in samples], sum(unread for _, unread in parts)
     x = into_ball(x, cast(Norm, norm.kind), float(norm.bound))
-    return [Sample(row, label) for row, label in zip(x, labels, strict=True) if label is not None]
+    labels = [_label(y, task) for _, y in rows]
+    samples = [_unreadable(task) if label is None else Sample(row, label) for row, label in zip(x, labels, strict=True)]
+    return samples, sum(label is None for label in labels)
+
+
+def _unreadable(task: Task) -> Sample:
+    """What stands for a row that cannot be read: no model takes its label for one, so that it adds nothing."""
+    return Sample(np.zeros(task.features.dimension, np.float32), math.nan if task.classes is None else -1.0)
 
 
 def _label(y: Any, task: Task) -> float | None:
@@ -292,7 +301,7 @@ def _label(y: Any, task: Task) -> float | None:
         return None
     try:
         number = float(y)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if task.classes is None:
         bound = float(task.labels.bound)
