@@ -215,7 +215,7 @@ def test_m2_several_passes_over_a_buffer_that_overflows_are_refused(crowd: Crowd
     """Batches such as [0 1 2 3 4 2 3 4 5 6] would hold a sample twice, which costs more than once twice as often."""
     task = crowd.task_.with_(protocol={"batch": 10, "buffer": 15})
 
-    def run(passes: int, **settings: object):
+    def run(passes: int, **settings: Delay):
         deal = lambda seed: spread_out("iid", DATA.y_train, 75, seed)  # noqa: E731
         return simulate(task, DATA.x_train, DATA.y_train, deal, seeds=[1], passes=passes, **settings)
 
