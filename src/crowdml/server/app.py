@@ -102,7 +102,7 @@ class Front:
             log.error("%s: %s", _shown(scope), error)
             await note(self.hub.unwritten(error), scope, self.hub)(scope, receive, send)
         except ClientDisconnect:
-            log.info("%s: the peer went away", _shown(scope))
+            log.debug("%s: the peer went away", _shown(scope))
         except Exception:
             number = scope.setdefault("crowdml.request", secrets.token_hex(6))
             log.exception("request %s: %s failed", number, _shown(scope))
@@ -151,7 +151,7 @@ class Front:
         """POST /v1/tasks/{hash}/check-in: one signed envelope. 202 if new, 200 if already here; both with a receipt."""
         hub = self.hub
         runner = hub.find(_hash(path[len(TASKS) : -len(CHECK_IN)]))  # 404
-        data = await read_body(scope, receive, hub.limits.body, hub.limits.slow)  # 413, 408
+        data = await read_body(scope, receive, hub.limits.body)  # 413
         signed = open_signed(data)  # 400
         if signed.envelope.task != runner.task.hash:
             raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
@@ -210,7 +210,7 @@ async def in_front(request: Request) -> Response:
 async def enrol(request: Request) -> Response:
     """POST /v1/devices: an invitation code and the device's key, signed by it. 201 if new, 200 if already here."""
     hub: Hub = request.app.state.hub
-    body = await read_body(request.scope, request.receive, LARGEST_ENROLMENT, hub.limits.slow)
+    body = await read_body(request.scope, request.receive, LARGEST_ENROLMENT)
     is_new, enrolled = await hub.enrol(open_enrolment(body, request.headers.get("crowdml-signature")))
     return Response(enrolled.encode(), 201 if is_new else 200, media_type=MSGPACK)
 
@@ -272,7 +272,7 @@ async def statement(request: Request) -> Response:
 async def withdraw(request: Request) -> Response:
     """POST /v1/devices/{id}/withdraw: forget this device. What it gave stays in the model."""
     hub: Hub = request.app.state.hub
-    body = await read_body(request.scope, request.receive, 1024, hub.limits.slow)
+    body = await read_body(request.scope, request.receive, 1024)
     device = await authenticate(request, body)
     await hub.withdraw(device)
     return json_response({"device": device, "withdrawn": True})
@@ -334,25 +334,21 @@ async def authenticate(request: Request, body: bytes) -> str:
     return claim.device
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
-    """The body, if it is short enough and comes soon enough."""
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The body, if it is short enough. Whether it comes soon enough, the connection watches."""
     for name, value in scope["headers"]:
         if name == b"content-length" and (not value.isdigit() or len(value) > 18 or int(value) > limit):
             raise Problem("too-large", f"At most {limit:,} bytes are read here.", limit=limit)
     body = b""
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                body += message.get("body", b"")
-                if len(body) > limit:
-                    raise Problem("too-large", f"At most {limit:,} bytes are read here.", limit=limit)
-                if not message.get("more_body", False):
-                    return body
-    except TimeoutError as error:
-        raise Problem("too-slow", f"The body did not arrive within {seconds:g} seconds.") from error
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":  # it went away, or was too slow: the connection watches that
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise Problem("too-large", f"At most {limit:,} bytes are read here.", limit=limit)
+        if not message.get("more_body", False):
+            return body
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -25,6 +25,7 @@ def connection_class(limits: Limits) -> type[HttpToolsProtocol]:
 
     class Connection(HttpToolsProtocol):
         _head = 0
+        _open = False
         _late: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -42,23 +43,30 @@ def connection_class(limits: Limits) -> type[HttpToolsProtocol]:
             if self.transport.is_closing():
                 return
             super().data_received(data)
-            if self._head:  # a request has begun, and its headers are not complete
+            if not self._open:
+                return
+            if self._late is None:  # a request has begun and is not complete
+                self._late = self.loop.call_later(limits.slow, self._too_slow)
+            if self._head:
                 self._head += len(data)
                 if self._head > LARGEST_HEAD:
                     self._refuse(
                         Problem("headers-too-large", f"At most {LARGEST_HEAD:,} bytes of headers are read here.")
                     )
-                elif self._late is None:
-                    self._late = self.loop.call_later(limits.slow, self._too_slow)
 
         def on_message_begin(self) -> None:
-            self._head = 1
+            self._head, self._open = 1, True
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             self._head = 0
-            self._in_time()
+            self._in_time()  # the body has its own time
             super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._open = False
+            self._in_time()
+            super().on_message_complete()
 
         def send_400_response(self, msg: str) -> None:
             self._answer(Problem("bad-request", "This is no HTTP request that can be read."))

@@ -22,7 +22,7 @@ LARGEST_INTEGER = 2**63 - 1
 
 def pack(value: Any) -> bytes:
     """msgpack, maps in sorted order of their keys, at every depth."""
-    return bytes(msgpack.packb(_sorted(value)) or b"")
+    return bytes(msgpack.packb(value if type(value) in _SINGLE else _sorted(value)) or b"")
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 from crowdml.wire.envelopes import HASH_SIZE
 from crowdml.wire.keys import ID, SIGNATURE_SIZE, Key, verify
@@ -48,12 +47,12 @@ class Receipt:
 
     def sign(self, key: Key) -> Receipt:
         """With the server's own key."""
-        signature = key.sign(RECEIPT_PREFIX + pack(self._signed()))
+        signature = key.sign(RECEIPT_PREFIX + b"\x86" + b"".join(self._parts()))
         return Receipt(self.task, self.device, self.seq, self.index, self.hash, self.chain, signature)
 
     def verify(self, public: bytes) -> bool:
         """Whether the server whose key is `public` signed this."""
-        return verify(public, self.signature, RECEIPT_PREFIX + pack(self._signed()))
+        return verify(public, self.signature, RECEIPT_PREFIX + b"\x86" + b"".join(self._parts()))
 
     def answers(self, task: bytes, device: str, seq: int, hash: bytes) -> bool:  # noqa: A002  the wire's word
         """Whether it is the receipt for this check-in and no other."""
@@ -61,17 +60,16 @@ class Receipt:
 
     def encode(self) -> bytes:
         """As it travels: msgpack, with the signature."""
-        return pack({**self._signed(), "signature": self.signature})
+        first, last = self._parts()
+        return b"\x87" + first + b"\xa9signature" + pack(self.signature) + last
 
-    def _signed(self) -> dict[str, Any]:
-        return {
-            "chain": self.chain,
-            "device": self.device,
-            "hash": self.hash,
-            "index": self.index,
-            "seq": self.seq,
-            "task": self.task,
-        }
+    def _parts(self) -> tuple[bytes, bytes]:
+        """The packed members, sorted, before and after the place of the signature: what is signed, less its length."""
+        first = (
+            b"\xa5chain" + pack(self.chain) + b"\xa6device" + pack(self.device) + b"\xa4hash" + pack(self.hash)
+            + b"\xa5index" + pack(self.index) + b"\xa3seq" + pack(self.seq)
+        )  # fmt: skip
+        return first, b"\xa4task" + pack(self.task)
 
 
 def open_receipt(data: bytes) -> Receipt:
