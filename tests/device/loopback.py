@@ -140,6 +140,7 @@ async def take_part(
     *,
     devices: int = 1,
     time_: QuickClock | None = None,
+    new_data: bool = False,
     **options: Any,
 ) -> tuple[Fleet, Any]:
     """Enrol where there is a code, and run until the end."""
@@ -147,6 +148,7 @@ async def take_part(
     found, protocol = home.accepted(task.hash)
     clock = (time_ or QuickClock()).clock
     fleet = Fleet(home, client, found, protocol, devices, devices == 1, clock, Patience(0.1, 10.0))
+    fleet.new_data = new_data
     try:
         if code is not None:
             await fleet.enrol(code, None)

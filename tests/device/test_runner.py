@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from crowdml.device.client import Answer, Client
+from crowdml.device.fleet import Fleet
 from crowdml.device.folder import LEDGER, Folder, OwnerBudget, offer, readable_task
 from crowdml.device.joining import withdraw
 from crowdml.device.runner import Clock, Member, Patience, Runner, statement_after
-from crowdml.device.sources import FileSource
-from crowdml.errors import CrowdmlError, LedgerError, TaskError
+from crowdml.device.sources import FileSource, LiveSource, Share, deal_sources, open_source
+from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find
@@ -155,7 +156,7 @@ def test_a_lost_ledger_begins_from_the_statement_that_the_device_signed(server, 
     (home.path / LEDGER).unlink()
     with pytest.raises(LedgerError, match="not known"):
         home.ledger()
-    _, summary = run(home, server.address, None, TASK, rows(10, seed=2))
+    _, summary = run(home, server.address, None, TASK, rows(10, seed=2), new_data=True)
     assert (summary.check_ins, summary.refused) == (2, 0)
     with home.ledger() as ledger:
         assert ledger.samples_given() == before[1] + 10
@@ -164,11 +165,95 @@ def test_a_lost_ledger_begins_from_the_statement_that_the_device_signed(server, 
         assert {charge.mechanism for charge in ledger.charges()} == {"recovered", "gradient", "labels"}
 
 
+def test_after_a_lost_ledger_no_row_that_may_have_been_given_is_read_until_the_owner_says_it_is_new(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(20))
+    (home.path / LEDGER).unlink()
+    for _ in range(2):
+        _, summary = run(home, server.address, None, TASK, rows(40))
+        assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
+        assert "may have been given before" in summary.reason
+    _, summary = run(home, server.address, None, TASK, rows(10, seed=2), new_data=True)
+    assert summary.check_ins == 2
+    _, summary = run(home, server.address, None, TASK, rows(15, seed=2))  # the place in it is known from now on
+    assert summary.check_ins == 1
+    with home.ledger() as ledger:
+        assert ledger.samples_given() == 20 + 15
+
+
+def test_after_a_lost_ledger_a_source_without_a_place_is_refused_at_every_start(server, tmp_path):
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(20))
+    (home.path / LEDGER).unlink()
+
+    def live(new_data: bool):
+        async def whole():
+            client = Client(server.address)
+            fleet = Fleet(home, client, TASK, find(TASK), clock=QuickClock().clock, new_data=new_data)
+            try:
+                return await fleet.run(lambda _: LiveSource(lambda: rows(10, seed=2), TASK, 10))
+            finally:
+                await client.close()
+
+        return asyncio.run(whole())
+
+    assert (live(False).endings, live(True).check_ins, live(False).endings) == ({"budget": 1}, 2, {"budget": 1})
+
+
+def test_another_share_of_a_file_that_was_read_is_refused(server, tmp_path):
+    home = joined(tmp_path / "device", TASK)
+    path = tmp_path / "rows.csv"
+    path.write_text("0,0,0,0.5,a\n" * 20)
+
+    def share(index: int, of: int):
+        async def whole():
+            client = Client(server.address)
+            fleet = Fleet(home, client, TASK, find(TASK), clock=QuickClock().clock)
+            try:
+                await fleet.enrol(server.code, None)
+                return await fleet.run(lambda _: open_source(f"csv:{path}", TASK, Share(index, of)))
+            finally:
+                await client.close()
+
+        return asyncio.run(whole())
+
+    assert share(0, 2).check_ins == 2
+    for other in ((0, 1), (1, 2), (0, 4)):
+        with pytest.raises(DataError, match="was read as share 0/2, and share"):
+            share(*other)
+    assert share(0, 2).check_ins == 0
+
+
+def test_a_fleet_of_another_size_over_the_same_file_is_refused(server, tmp_path):
+    """Row 3 of ten devices is device 3's, and row 3 of five as well; row 13 would go to another."""
+    home = joined(tmp_path / "device", TASK)
+    path = tmp_path / "rows.csv"
+    path.write_text("0,0,0,0.5,a\n" * 100)
+
+    def fleet(devices: int):
+        async def whole():
+            client = Client(server.address)
+            crowd = Fleet(home, client, TASK, find(TASK), devices, False, QuickClock().clock)
+            readers = deal_sources(f"csv:{path}", TASK, devices)
+            try:
+                await crowd.enrol(server.code, None)
+                return await crowd.run(lambda number: readers[number])
+            finally:
+                await client.close()
+
+        return asyncio.run(whole())
+
+    assert fleet(5).check_ins == 20
+    with pytest.raises(DataError, match="share 0/10"):
+        fleet(10)
+    assert fleet(5).check_ins == 0
+
+
 def test_a_lost_ledger_counts_against_the_budget_of_the_task(server, tmp_path):
     home = joined(tmp_path, SHORT)
     run(home, server.address, server.code, SHORT, rows(100))
     (home.path / LEDGER).unlink()
-    _, summary = run(home, server.address, None, SHORT, rows(100, seed=2))
+    _, summary = run(home, server.address, None, SHORT, rows(100, seed=2), new_data=True)
     assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
 
 
@@ -176,9 +261,9 @@ def test_a_lost_ledger_without_a_statement_leaves_the_device_exhausted(server, t
     home = joined(tmp_path, TASK)
     run(home, server.address, server.code, TASK, [])
     (home.path / LEDGER).unlink()
-    _, summary = run(home, server.address, None, TASK, rows(10))
+    _, summary = run(home, server.address, None, TASK, rows(10), new_data=True)
     assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
-    _, summary = run(home, server.address, None, TASK, rows(10))
+    _, summary = run(home, server.address, None, TASK, rows(10), new_data=True)
     assert summary.check_ins == 0
 
 

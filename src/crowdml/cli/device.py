@@ -40,6 +40,9 @@ task_option = click.option("--task", "wanted", metavar="NAME", help="Which task,
 yes_option = click.option("--yes", is_flag=True, help="Accept the task's promise and price without being asked.")
 most_option = click.option("--check-ins", "most", type=click.IntRange(min=1), help="Stop after so many check-ins.")
 seconds_option = click.option("--seconds", type=click.FloatRange(min=0.0), help="Stop after so many seconds.")
+new_data_option = click.option(
+    "--new-data", is_flag=True, help="After a lost ledger: say that nothing of this source was ever given."
+)
 seed_option = click.option("--seed", type=int, help="For the data set 'synthetic' alone: the seed it is made from.")
 
 
@@ -57,6 +60,7 @@ seed_option = click.option("--seed", type=int, help="For the data set 'synthetic
 @ca_option
 @most_option
 @seconds_option
+@new_data_option
 @seed_option
 @json_option
 def join(
@@ -73,6 +77,7 @@ def join(
     ca: str | None,
     most: int | None,
     seconds: float | None,
+    new_data: bool,
     seed: int | None,
     json_path: str | None,
 ) -> None:
@@ -88,8 +93,13 @@ def join(
 
     async def work(client: Client) -> Summary:
         fleet = await _welcome(report, client, home, wanted, yes, devices=1, single=True)
-        fleet.conditions, fleet.tell = conditions, _teller(report)
+        fleet.conditions, fleet.tell, fleet.new_data = conditions, _teller(report), new_data
         reader = open_source(source, fleet.task, share, seed=seed)  # a wrong one is said before the server hears of us
+        if reader.name is None:
+            report.line(
+                "This source has no place to come back to: every sample that arrives is charged as a new one, also one "
+                "that was given before."
+            )
         await fleet.enrol(code, ca)
         report.line(f"Joined as device {fleet.all_keys()[0][1].id}.")
         return await fleet.run(lambda _: reader, seconds=seconds, most=most)
@@ -117,6 +127,7 @@ def join(
 @ca_option
 @most_option
 @seconds_option
+@new_data_option
 @seed_option
 @json_option
 def fleet(
@@ -131,6 +142,7 @@ def fleet(
     ca: str | None,
     most: int | None,
     seconds: float | None,
+    new_data: bool,
     seed: int | None,
     json_path: str | None,
 ) -> None:
@@ -144,6 +156,7 @@ def fleet(
     async def work(client: Client) -> Summary:
         crowd = await _welcome(report, client, home, wanted, yes, devices=devices, single=False)
         readers = deal_sources(source, crowd.task, devices, seed=seed)
+        crowd.new_data = new_data
         with report.progress() as bar:
             shown = bar.add_task("devices enrolled", total=devices)
             await crowd.enrol(code, ca, lambda n: bar.advance(shown, n))

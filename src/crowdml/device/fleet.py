@@ -92,6 +92,8 @@ class Fleet:
     patience: Patience = field(default_factory=Patience)
     conditions: Conditions = field(default_factory=Conditions)
     tell: Callable[[str], None] = lambda _: None
+    new_data: bool = False
+    """The owner says that nothing of these sources was ever given: asked for after a lost ledger."""
     runners: list[Runner] = field(default_factory=list)
 
     def all_keys(self) -> list[tuple[int, Key]]:
@@ -172,6 +174,7 @@ class Fleet:
                         clock=self.clock,
                         patience=self.patience,
                         most=most,
+                        new_data=self.new_data,
                         tell=self.tell,
                     )
                 )

@@ -31,7 +31,7 @@ from crowdml.device.client import Answer, Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
 from crowdml.device.sources import Sample, SampleSource
-from crowdml.errors import BudgetExhausted, CrowdmlError, ProtocolError
+from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
 from crowdml.messages import KINDS, SERVER, decode, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.noise import Source, SystemSource
@@ -180,6 +180,8 @@ class Member:
     ledger: Ledger
     server_key: bytes
     budgets: tuple[Budget, ...]
+    recovered: bool = False
+    """Whether its ledger began from a statement: then nobody knows which rows of which source were given."""
 
 
 def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledger], Member]:
@@ -205,7 +207,7 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
         budgets = (*((tasks[whose],) if tasks else ()), *owners)
         if ledger.device in exhausted:
             budgets = tuple(Budget(each.epsilon, each.delta, 0) for each in budgets)
-        return Member(key, ledger, public, budgets)
+        return Member(key, ledger, public, budgets, ledger.device in recovered)
 
     return member
 
@@ -265,15 +267,17 @@ class Runner:
         patience: Patience | None = None,
         noise: Source | None = None,
         most: int | None = None,
+        new_data: bool = False,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        _check_share(source.name, member.ledger.sources())
         self.member, self.task, self.protocol, self.client, self.source = member, task, protocol, client, source
         self.commit = commit or Commits(member.ledger)
         self.gate = gate or asyncio.Semaphore(1)
         """Devices of a fleet that are at work at once: the others wait before they check out."""
         self.conditions, self.clock = conditions or Conditions(), clock or Clock()
         self.patience, self.noise = patience or Patience(), noise or SystemSource()
-        self.most, self.tell = most, tell
+        self.most, self.new_data, self.tell = most, new_data, tell
         self.counts = Counts()
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
@@ -376,7 +380,10 @@ class Runner:
         """Fill the buffer while there is room; at a full one nothing is collected."""
         ledger, name = self.member.ledger, self.source.name
         try:
-            await self.source.skip(0 if name is None else ledger.taken(name))
+            place = 0 if name is None else ledger.taken(name)
+            if self.member.recovered and not place and not self.new_data:
+                raise BudgetExhausted(_AGAIN)
+            await self.source.skip(place)
             while True:
                 room = (self._batch if self.source.waits else self._capacity) - len(self._buffer)
                 if room <= 0:
@@ -580,6 +587,25 @@ def _final(problem: Problem) -> Refused:
 
 def _holds(when: Any) -> bool:
     return when is None or bool(when)
+
+
+_AGAIN = (
+    "This device lost its ledger, and with it the note of which samples it gave: those of this source may have been "
+    "given before. Nothing was sent. If none of them ever was, say so once with --new-data; if you do not know, name "
+    "another source."
+)
+
+
+def _check_share(name: str | None, known: Mapping[str, int]) -> None:
+    """One share of a file or data set for a device's whole life: any two may have rows in common."""
+    whole, _, share = (name or "").rpartition(":")
+    for other in known:
+        before, _, theirs = other.rpartition(":")
+        if whole and whole == before and theirs != share:
+            raise DataError(
+                f"{whole} was read as share {theirs}, and share {share} of it may hold the same rows. Nothing was "
+                f"read. Go on with share {theirs} (--shard, or --devices of a fleet), or name another source."
+            )
 
 
 def _published(protocol: Protocol, task: Task) -> Any:

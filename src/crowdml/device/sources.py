@@ -68,7 +68,10 @@ def parse_share(text: str) -> Share:
 
 
 class SampleSource:
-    """What a runner reads. `name` is None where there is no place to come back to, as with a live sensor."""
+    """What a runner reads. `name` is None where there is no place to come back to, as with a live sensor.
+
+    A name ends with the share: 'csv:/rows.csv:0/1'. A device reads one share of what stands before it, for life.
+    """
 
     name: str | None = None
     taken: int = 0

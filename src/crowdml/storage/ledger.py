@@ -255,6 +255,12 @@ class Ledger:
             ).fetchone()
             return 0 if row is None else row[0]
 
+    def sources(self) -> dict[str, int]:
+        """Every source that samples were read from, and how many."""
+        with self._transaction("deferred"):
+            rows = self._connection.execute("select name, taken from source where device = ?", (self.device,))
+            return dict(rows.fetchall())
+
     # Charge, then send
 
     def charge(
