@@ -172,4 +172,4 @@ def test_a_quick_figure_is_written_whole_with_its_claims(tmp_path: Path):
     assert json.loads((tmp_path / "hamm2015" / "fig4.json").read_text()) == answer.json
     assert (tmp_path / "hamm2015" / "fig4.png").read_bytes()[:4] == b"\x89PNG"
     assert "holds" in answer.err
-    assert sorted(entry.name for entry in (tmp_path / "hamm2015").iterdir()) == ["fig4.json", "fig4.png"]
+    assert sorted(entry.name for entry in (tmp_path / "hamm2015").iterdir()) == ["fig4.json", "fig4.md", "fig4.png"]
