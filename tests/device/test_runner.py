@@ -10,18 +10,21 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from crowdml.device.client import Answer, Client
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import LEDGER, Folder, OwnerBudget, offer, readable_task
+from crowdml.device.folder import GIVEN, LEDGER, Folder, OwnerBudget, offer, readable_task
 from crowdml.device.joining import withdraw
-from crowdml.device.runner import Clock, Member, Patience, Runner, statement_after
+from crowdml.device.marks import Mark
+from crowdml.device.runner import Clock, Commits, Member, Patience, Runner, statement_after
 from crowdml.device.sources import FileSource, LiveSource, Share, deal_sources, open_source
 from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find
 from crowdml.storage import Budget, Charge, Ledger
+from crowdml.storage.server.schema import device as device_table
 from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.receipts import open_receipt
@@ -163,6 +166,48 @@ def test_a_lost_ledger_begins_from_the_statement_that_the_device_signed(server, 
         assert ledger.dearest_sample(1e-6)[1].zcdp == before[2]
         assert ledger.device_total().epsilon(1e-6) > before[0]
         assert {charge.mechanism for charge in ledger.charges()} == {"recovered", "gradient", "labels"}
+
+
+def test_after_a_lost_ledger_an_older_statement_of_the_same_device_leaves_it_exhausted(server, tmp_path):
+    """A server that hands back an early statement would roll the totals back: each is signed by the device itself."""
+    home = joined(tmp_path, TASK)
+    fleet, _ = run(home, server.address, server.code, TASK, rows(20))
+    who, last = fleet.all_keys()[0][1].id, server.check_ins(TASK)
+    assert home.last_marks()[0] == Mark(4, 20, open_signed(server.hub.store.statement(who)).hash.hex())
+    (home.path / LEDGER).unlink()
+    with server.hub.store.writing() as connection:
+        connection.execute(sa.update(device_table).where(device_table.c.id == who).values(last_index=last - 1))
+    assert open_signed(server.hub.store.statement(who)).statement.samples == 15
+    for _ in range(2):
+        _, summary = run(home, server.address, None, TASK, rows(10, seed=2), new_data=True)
+        assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
+    with home.ledger() as ledger:
+        assert ledger.charges() == ()
+
+
+def test_a_mark_is_on_disk_when_the_message_is_and_a_line_cut_short_or_garbled_does_not_count(tmp_path):
+    home = Folder(tmp_path)
+    first, second = Mark(1, 5, "aa"), Mark(2, 10, "bb")
+    with home.marks() as marks, Ledger(":memory:") as ledger:
+        commit = Commits(ledger, 0.0, marks)
+        marks.add(3, first)
+        assert home.last_marks() == {}
+        assert asyncio.run(commit(home.last_marks)) == {3: first}
+    with home.marks() as marks:
+        for _ in range(20_000):
+            marks.add(3, second)
+            marks.add(4, first)
+        marks.flush()
+        marks.add(4, second)
+        marks.flush()
+    path = tmp_path / GIVEN
+    assert (home.last_marks(), len(path.read_bytes().splitlines())) == ({3: second, 4: second}, 2)
+    assert path.stat().st_mode & 0o077 == 0
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"[3, 9, 9")
+    assert home.last_marks() == {3: second, 4: second}
+    path.write_bytes(b"[3, 9\n" + whole)
+    assert home.last_marks() == {}
 
 
 def test_after_a_lost_ledger_no_row_that_may_have_been_given_is_read_until_the_owner_says_it_is_new(server, tmp_path):

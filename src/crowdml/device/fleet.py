@@ -7,6 +7,7 @@ a few milliseconds are committed together: each is on disk before its bytes are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -157,8 +158,8 @@ class Fleet:
         """Drive every device until it ends, or until `seconds` are over; what was charged stays in the outbox."""
         ledger = await self.open_ledger()
         began = time.perf_counter()
-        try:
-            commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0)
+        with contextlib.closing(ledger), self.folder.marks() as marks:
+            commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0, marks)
             member, gate = terms(self.folder, self.task, self.protocol), asyncio.Semaphore(AT_WORK)
             for number, key in self.all_keys():
                 self.runners.append(
@@ -180,8 +181,6 @@ class Fleet:
                 )
             endings = await self._drive(began, seconds, report, every)
             return self._summary(time.perf_counter() - began, endings)
-        finally:
-            ledger.close()
 
     async def _drive(
         self, began: float, seconds: float | None, report: Callable[[Rates], None] | None, every: float

@@ -2,6 +2,7 @@
 
     key.pem         the device's own key (fleet: keys/000000.pem, ...)
     ledger.sqlite   charges, outbox, waiting samples, receipts
+    given.log       which message was sealed last, for the day on which the ledger is lost
     device.json     the server's address and key, the owner's budget
     consent.json    which tasks the owner accepted, what was shown, who accepted it and when
     tasks/          those tasks, byte for byte
@@ -23,6 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from crowdml.device.marks import Mark, Marks, read_marks
 from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
 from crowdml.privacy.losses import Unbounded
 from crowdml.protocol import Protocol, affordable, quote
@@ -34,6 +36,7 @@ from crowdml.wire.keys import Key
 __all__ = ["Consent", "Folder", "OwnerBudget", "Server", "offer", "readable_task"]
 
 LEDGER, DEVICE, CONSENT, KEY, LOCK = "ledger.sqlite", "device.json", "consent.json", "key.pem", "lock"
+GIVEN = "given.log"
 
 
 @dataclass(frozen=True)
@@ -252,6 +255,18 @@ class Folder:
                 yield ledger
             os.replace(path, self.path / LEDGER)  # SQLite has folded its log into the file on the last close
             _sync(self.path)
+
+    @contextlib.contextmanager
+    def marks(self) -> Generator[Marks]:
+        """Which message each device sealed last: written before it is sent, and read where the ledger is lost."""
+        marks = Marks(self.path / GIVEN, lambda data: self._replace(Path(GIVEN), data))
+        try:
+            yield marks
+        finally:
+            marks.close()
+
+    def last_marks(self) -> dict[int, Mark]:
+        return read_marks(self.path / GIVEN)
 
     def erase(self) -> None:
         """Forget everything: key, ledger, samples. It cannot be undone."""

@@ -106,13 +106,15 @@ async def withdraw(client: Client, key: Key, clock: Clock) -> None:
 async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]], clock: Clock) -> tuple[int, int]:
     """Begin a new ledger from each device's last signed statement; how many were found, and how many are exhausted.
 
-    A server that does not answer leaves everything as it is. One that has no statement, or none that this device
-    signed, leaves the device as exhausted: nobody knows what it gave, so it gives nothing more.
+    A server that does not answer leaves everything as it is. One that has no statement, or another than that of the
+    last message which this device sealed, leaves the device as exhausted: nobody knows what it gave, so it gives
+    nothing more. Any older statement is the device's own too, and names smaller totals.
     """
     found: dict[int, Signed] = {}
+    marks = folder.last_marks()
     for number, key in keys:
-        signed = await _statement(client, key, clock)
-        if signed is not None:
+        signed, mark = await _statement(client, key, clock), marks.get(number)
+        if signed is not None and mark is not None and signed.hash.hex() == mark.hash:
             found[number] = signed
     exhausted = {number for number, _ in keys if number not in found}
     with folder.new_ledger() as ledger:

@@ -30,6 +30,7 @@ from crowdml.buffer import Buffer
 from crowdml.device.client import Answer, Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
+from crowdml.device.marks import Mark, Marks
 from crowdml.device.sources import Sample, SampleSource
 from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
 from crowdml.messages import KINDS, SERVER, decode, seal
@@ -130,15 +131,25 @@ def chance() -> float:
 class Commits:
     """Writes to a ledger; with a `window`, those that come within so many seconds of each other in one transaction.
 
-    What returns has been committed. One that is refused does not touch the others.
+    What returns has been committed. One that is refused does not touch the others. What was marked is on disk before.
     """
 
-    def __init__(self, ledger: Ledger, window: float = 0.0) -> None:
-        self._ledger, self._window = ledger, window
+    def __init__(self, ledger: Ledger, window: float = 0.0, marks: Marks | None = None) -> None:
+        self._ledger, self._window, self._marks = ledger, window, marks
         self._waiting: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+
+    def mark(self, device: int, signed: bytes, seq: int, statement: Statement) -> None:
+        """This message is the device's last, from the next commit on: after a lost ledger no older one counts."""
+        if self._marks is not None:
+            self._marks.add(device, Mark(seq, statement.samples, hashlib.sha256(signed).hexdigest()))
+
+    def _keep_marks(self) -> None:
+        if self._marks is not None:
+            self._marks.flush()
 
     async def __call__(self, work: Callable[[], T]) -> T:
         if not self._window:
+            self._keep_marks()
             return work()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -152,6 +163,7 @@ class Commits:
         outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
         failure: BaseException | None = None
         try:
+            self._keep_marks()
             with self._ledger.together():
                 for work, future in waiting:
                     try:
@@ -468,7 +480,8 @@ class Runner:
                 seq += 1
                 to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
                 envelope = seal(self.task.hash, key.id, to, seq, effect.message, door)
-                outbox[number + len(outbox)] = sign(envelope, statement, key)
+                data = outbox[number + len(outbox)] = sign(envelope, statement, key)
+                self.commit.mark(ledger.device, data, seq, statement)
         state = _write_state(step.state, seq)
         await self.commit(
             lambda: ledger.charge(
@@ -543,6 +556,7 @@ class Runner:
         """
         signed = open_signed(message.body)
         data = sign(replace(signed.envelope, seq=expected), signed.statement, self.member.key)
+        self.commit.mark(self.member.ledger.device, data, expected, signed.statement)
         await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected)
 
     async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int) -> None:
