@@ -78,10 +78,16 @@ def _report(found: dict[str, list[Turn]], before: int, ours: Process, made: Load
         wall = statistics.median(a.rate / b.rate for a, b in zip(mine, limit, strict=True))
         cpu = statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in zip(mine, limit, strict=True))
         ratios[name] = {"by_wall": wall, "by_cpu": cpu, "value": min(wall, cpu)}
-    rows.append({"name": "bytes of a check-in", "value": float(made.size), "unit": "bytes"})
-    rows.append({"name": "memory, first turn", "value": before / 2**20, "unit": "MiB"})
-    rows.append({"name": "memory, last turn", "value": ours.memory() / 2**20, "unit": "MiB"})
-    rows.append({"name": "disk", "value": ours.disk() / 2**20, "unit": "MiB"})
+    sizes = {
+        "bytes of a check-in": (float(made.size), "bytes"),
+        "memory, first turn": (before / 2**20, "MiB"),
+        "memory, last turn": (ours.memory() / 2**20, "MiB"),
+        "disk": (ours.disk() / 2**20, "MiB"),
+    }
+    rows += [
+        {"name": name, "value": value, "unit": unit, "low": value, "high": value}
+        for name, (value, unit) in sizes.items()
+    ]
     worst = min(("full", "304"), key=lambda name: ratios[name]["value"])
     return {
         "id": "bench/server",
