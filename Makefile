@@ -4,6 +4,8 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 export CROWDML_DATA
+# One thread a process: the tests run in as many processes as there are cores.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: demo test test-all figures bench mutants lint docs clean
 
@@ -11,10 +13,10 @@ demo: $(READY)
 	@$(VENV)/bin/crowdml demo
 
 test: $(READY)
-	@$(RUN) -m pytest -m "not slow and not kill" -n auto
+	@$(RUN) -m pytest -m "not slow and not kill and not postgres" -n auto
 
 test-all: $(READY)
-	@$(RUN) -m pytest -m "slow or kill"
+	@$(RUN) -m pytest -m "slow or kill or postgres" -n auto
 	@$(MAKE) -s mutants > /dev/null
 	@$(MAKE) -s lint
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
 from crowdml.arrays import Array, Integers, namespace
 
 Norm = Literal["l1", "l2"]
@@ -52,10 +54,11 @@ class Grid:
         factor = xp.where(size > clip, clip / xp.maximum(size, clip), 1.0)
         steps = (scaled * factor).astype(xp.int32)  # toward zero
         steps = xp.where((steps >= -clip) & (steps <= clip), steps, 0)  # so that no norm below can wrap round
+        wide = steps if xp is not np else steps.astype(np.int64)  # on a small board too
         if norm == "l1":
-            within = abs(steps).sum(axes, keepdims=True) <= clip
+            within = abs(wide).sum(axes, keepdims=True) <= clip
         else:
-            within = (steps * steps).sum(axes, keepdims=True) <= clip * clip
+            within = (wide * wide).sum(axes, keepdims=True) <= clip * clip
         return xp.where(within, steps, 0).sum(0, dtype=xp.int32)
 
     def decode(self, steps: Integers) -> Array:
