@@ -16,6 +16,7 @@ import numpy as np
 
 from crowdml.messages import SERVER, Envelope, encode
 from crowdml.privacy.private import RECEIVED, Release
+from crowdml.protocols import settled
 from crowdml.protocols.sgd import Gradient
 from crowdml.server.hub import Hub
 from crowdml.server.limits import Limits
@@ -44,7 +45,7 @@ stop = {{ steps = {steps} }}
 
 def make_task(name: str = "one", steps: int = 1_000_000) -> Task:
     """Weights are minus the grid's step times the sum of all gradients that were counted: nothing else moves them."""
-    return parse(TEXT.format(name=name, steps=steps))
+    return settled(parse(TEXT.format(name=name, steps=steps)))
 
 
 @dataclass

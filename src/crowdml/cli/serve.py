@@ -59,6 +59,7 @@ def serve(
 ) -> None:
     """Run a server until it is stopped; what it acknowledged survives any stop."""
     from crowdml.cli.task import find_task
+    from crowdml.protocols import settled
     from crowdml.server.limits import Limits
     from crowdml.server.serve import Started, log_plainly, run
     from crowdml.server.serve import serve as make
@@ -88,7 +89,7 @@ def serve(
             database=database,
             host=host,
             port=port,
-            tasks=[find_task(name) for name in tasks],
+            tasks=[settled(find_task(name)) for name in tasks],
             invite=invite,
             certificate=certificate,
             limits=limits,

@@ -47,6 +47,7 @@ def _open(folder: Path, database: str | None) -> Store:
 @_options
 def start(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
     """Host TASK (a file, or a shipped name), or go on with one that stands still. A running server notices at once."""
+    from crowdml.protocols import settled
     from crowdml.server.export import find_hash
     from crowdml.server.hub import check_hosted, utc_now
 
@@ -56,7 +57,7 @@ def start(name: str, folder: Path, database: str | None, json_path: str | None) 
             return known[0].hash
         if any(each.hash.hex().startswith(name) for each in store.tasks()) and len(name) >= 8:
             return find_hash(store, name)
-        given = find_task(name)
+        given = settled(find_task(name))
         check_hosted(given)
         return store.add_task(given.canonical, given.name, utc_now(), "running")
 

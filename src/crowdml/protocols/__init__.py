@@ -20,3 +20,8 @@ def find(task: Task) -> Protocol:
     protocol.check(task)
     check_budget(protocol, task)
     return protocol
+
+
+def settled(task: Task) -> Task:
+    """The task as it is published and pinned: checked, and with what its protocol chose (the grid) written in."""
+    return find(task).settle(task)

@@ -109,7 +109,7 @@ def model_card(model: Exported, file: str) -> str:
 | adjacency | {adjacencies} |
 | observer | {observers} |
 | a sample's ε | {_epsilon(model.sample_epsilon)} at δ = {task.privacy.delta:g} |
-| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, after {model.most} check-ins |
+| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({model.most} check-ins) |
 | accountant | losses as the noise proves them (pure, zCDP, Rényi), composed exactly, converted once at δ |
 
 Data never seen: no sample left its device. {task.collects}

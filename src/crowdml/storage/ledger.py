@@ -15,22 +15,25 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
-from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded, parse_loss
+from crowdml.privacy.losses import ZCDP, Filter, Loss, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.storage.budget import Allowance, Budget, shortfall, spent
 from crowdml.storage.migrations import apply, bring_up_to_date, migrations
 from crowdml.storage.spans import Coverage, Priced, covered, dearest, front, undominated
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NOTHING_SENT = "Nothing was charged and nothing was sent."
 
@@ -225,18 +228,17 @@ class Ledger:
             write = self._connection.execute
             write("insert into task (hash) values (?) on conflict do nothing", (task,))
             serials = self._take_serials(len(samples))
-            for serial, body in zip(serials, samples, strict=True):
-                write(
-                    "insert into waiting (device, task, serial, body) values (?, ?, ?, ?)",
-                    (self.device, task, serial, body),
-                )
+            self._connection.executemany(
+                "insert into waiting (device, task, serial, body) values (?, ?, ?, ?)",
+                [(self.device, task, serial, body) for serial, body in zip(serials, samples, strict=True)],
+            )
             if source is not None:
                 write(_WRITE_SOURCE, (self.device, source, taken))
         return serials
 
     def waiting(self, task: bytes) -> tuple[Waiting, ...]:
         """The samples of this task that no step has given, oldest first."""
-        with self._transaction("deferred"):
+        with self._explained():
             rows = self._connection.execute(
                 "select serial, body from waiting where device = ? and task = ? order by serial", (self.device, task)
             )
@@ -249,7 +251,7 @@ class Ledger:
 
     def taken(self, source: str) -> int:
         """How many samples were read from a source, over all tasks."""
-        with self._transaction("deferred"):
+        with self._explained():
             row = self._connection.execute(
                 "select taken from source where device = ? and name = ?", (self.device, source)
             ).fetchone()
@@ -257,7 +259,7 @@ class Ledger:
 
     def sources(self) -> dict[str, int]:
         """Every source that samples were read from, and how many."""
-        with self._transaction("deferred"):
+        with self._explained():
             rows = self._connection.execute("select name, taken from source where device = ?", (self.device,))
             return dict(rows.fetchall())
 
@@ -304,7 +306,7 @@ class Ledger:
 
     def next_seq(self, task: bytes) -> int:
         """The number under which this task's next message is sealed."""
-        with self._transaction("deferred"):
+        with self._explained():
             row = self._connection.execute(
                 "select max(seq) from outbox where device = ? and task = ?", (self.device, task)
             ).fetchone()
@@ -312,7 +314,7 @@ class Ledger:
 
     def resend(self, task: bytes | None = None) -> tuple[Outgoing, ...]:
         """What was paid for and not acknowledged, oldest first. To send it again is free: these are the same bytes."""
-        with self._transaction("deferred"):
+        with self._explained():
             rows = self._connection.execute(
                 "select task, seq, body from outbox "
                 "where acknowledged = 0 and device = ?2 and (?1 is null or task = ?1) order by rowid",
@@ -332,7 +334,7 @@ class Ledger:
 
     def receipts(self, task: bytes | None = None) -> tuple[bytes, ...]:
         """What the server gave for the messages that it acknowledged, oldest first."""
-        with self._transaction("deferred"):
+        with self._explained():
             rows = self._connection.execute(
                 "select receipt from outbox where receipt is not null and device = ?2 and (?1 is null or task = ?1) "
                 "order by rowid",
@@ -342,7 +344,7 @@ class Ledger:
 
     def state(self, task: bytes) -> bytes | None:
         """The protocol's state after its last step that was written; None before the first."""
-        with self._transaction("deferred"):
+        with self._explained():
             row = self._connection.execute(
                 "select body from state where device = ? and task = ?", (self.device, task)
             ).fetchone()
@@ -355,8 +357,8 @@ class Ledger:
         with self._transaction("deferred"):
             seen = self._seen_by(None)
             return Price(
-                ceiling(total for _, total in front(map(_priced, charges))),
-                Total.of(charge.device_loss for charge in charges),
+                _ceiling_of(_shape(map(_priced, charges))[1]),
+                _sum(tuple(charge.device_loss for charge in charges)),
                 sum(seen.given.missing(first, last) for first, last in covered(map(_span, charges))),
             )
 
@@ -407,7 +409,7 @@ class Ledger:
 
     def charges(self, task: bytes | None = None) -> tuple[Charge, ...]:
         """What was charged, newest first."""
-        with self._transaction("deferred"):
+        with self._explained():
             rows = self._connection.execute(
                 "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, charged_at "
                 "from charge where device = ?2 and (?1 is null or task = ?1) order by id desc",
@@ -482,17 +484,19 @@ class Ledger:
                 + (remedy if budget.task is None else "The task has all that it asked for: leave it.")
             )
 
-        before = [priced for span in spans for priced in self._spans(budget.task, *span)]
-        after = front([*before, *map(_priced, charges)])
-        top = dearest(after, lambda total: spent(budget.sample_filter, total))
-        if top is not None and not budget.sample_filter.allows(Total(), top[1]):
+        fresh = new == spans.size  # then no charge meets them
+        before = [] if fresh else [priced for span in spans for priced in self._spans(budget.task, *span)]
+        start, shape = _shape([*before, *map(_priced, charges)])
+        top, allowed = _verdict(shape, budget.sample_filter)
+        if not allowed:
+            top = top[0] + start, top[1]
             paid = Total.of(total for a, b, total in before if a <= top[0] <= b)
             raise BudgetExhausted(
                 f"task {name}: this check-in costs sample {top[0]} {shortfall(budget.sample_filter, paid, top[1])} "
                 f"{whose}. Nothing was sent. {remedy}"
             )
 
-        cap, cost = budget.device_filter, Total.of(charge.device_loss for charge in charges)
+        cap, cost = budget.device_filter, _sum(tuple(charge.device_loss for charge in charges))
         if cap is not None and not cap.allows(seen.device, cost):
             raise BudgetExhausted(
                 f"task {name}: this check-in costs the device {shortfall(cap, seen.device, seen.device + cost)} "
@@ -532,7 +536,11 @@ class Ledger:
                 {"seen": seen, "task": task, "device": self.device},
             ).fetchone()
             if first_sample is not None:
-                kept = undominated([*front(self._spans(task, first_sample, last_sample)), *kept])
+                start, shape = _shape(self._spans(task, first_sample, last_sample))
+                found = [(serial + start, total) for serial, total in _front_of_shape(shape)]
+                known = [total for _, total in kept]
+                if any(total not in known for _, total in found):
+                    kept = undominated([*found, *kept])
             self._front[task] = last, kept
         return kept
 
@@ -605,6 +613,9 @@ class Ledger:
         """One transaction; inside `together`, a part of it that succeeds or fails by itself."""
         with self._explained():
             inner = self._connection.in_transaction
+            if inner and kind == "deferred":  # what only reads has nothing to undo
+                yield
+                return
             begin, end, undo = f"begin {kind}", "commit", ("rollback",)
             if inner:
                 begin, end, undo = "savepoint step", "release step", ("rollback to step", "release step")
@@ -722,7 +733,7 @@ def _span(charge: Charge) -> tuple[int, int]:
 
 
 def _priced(charge: Charge) -> Priced:
-    return charge.first_sample, charge.last_sample, Total.of([charge.loss])
+    return charge.first_sample, charge.last_sample, _times(charge.loss, 1)
 
 
 def _name(task: bytes) -> str:
@@ -767,6 +778,49 @@ def _renyi_at(total: Total, order: int) -> Fraction | None:
     if not total.orders:
         return Fraction(0)
     return next((value for listed, value in zip(total.orders, total.values, strict=True) if listed >= order), None)
+
+
+Shape = tuple[Priced, ...]
+"""Spans from 0 on. Check-ins of one task look alike, so what is worked out of one serves for the next."""
+
+
+def _shape(spans: Iterable[Priced]) -> tuple[int, Shape]:
+    """Where the spans begin, and the spans moved to 0."""
+    spans = tuple(spans)
+    start = min((first for first, _, _ in spans), default=0)
+    return start, tuple((first - start, last - start, total) for first, last, total in spans)
+
+
+def _remembered(work: Callable[Concatenate[Shape, P], T]) -> Callable[Concatenate[Shape, P], T]:
+    """Remember the answers for small shapes, those of a check-in: a whole ledger is asked about once."""
+    remembered = lru_cache(maxsize=4096)(work)
+
+    def ask(shape: Shape, *rest: P.args, **named: P.kwargs) -> T:
+        return remembered(shape, *rest, **named) if len(shape) <= 64 else work(shape, *rest, **named)
+
+    return ask
+
+
+@_remembered
+def _front_of_shape(shape: Shape) -> tuple[tuple[int, Total], ...]:
+    return tuple(front(shape))
+
+
+@_remembered
+def _ceiling_of(shape: Shape) -> Total:
+    return ceiling(total for _, total in _front_of_shape(shape))
+
+
+@_remembered
+def _verdict(shape: Shape, sample_filter: Filter) -> tuple[tuple[int, Total], bool]:
+    """The sample of the shape that is dearest to the filter, and whether the filter allows what it paid."""
+    top = dearest(_front_of_shape(shape), lambda total: spent(sample_filter, total)) or (0, Total())
+    return top, sample_filter.allows(Total(), top[1])
+
+
+@lru_cache(maxsize=4096)
+def _sum(losses: tuple[Loss, ...]) -> Total:
+    return Total.of(losses)
 
 
 def _covers(whole: Loss, one: Loss) -> bool:
