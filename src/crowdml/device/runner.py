@@ -35,6 +35,7 @@ from crowdml.device.sources import Sample, SampleSource
 from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
 from crowdml.messages import KINDS, SERVER, decode, seal
 from crowdml.privacy.door import Door, Passage
+from crowdml.privacy.losses import Loss
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
@@ -224,14 +225,22 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
     return member
 
 
-def charges_of(task: Task, passages: Iterable[Passage], first: int, now: str) -> list[Charge]:
-    """What went through the door, bound to the serials of the batch whose first sample has serial `first`."""
+Losses = Mapping[str, tuple[Loss, Loss]]
+"""What each row of a table costs a sample and the device: worked out once."""
+
+
+def charges_of(
+    task: Task, passages: Iterable[Passage], first: int, now: str, losses: Losses | None = None
+) -> list[Charge]:
+    """What went through the door, bound to the serials of the batch whose first sample has serial `first`.
+
+    `losses` are those of the table that the passages are of, where somebody has them at hand.
+    """
     return [
         Charge(
             task.hash,
             passage.row,
-            passage.mechanism.loss,
-            passage.mechanism.device_loss,
+            *((passage.mechanism.loss, passage.mechanism.device_loss) if losses is None else losses[passage.row]),
             passage.mechanism.observer,
             passage.mechanism.sensitivity.adjacency,
             first + passage.part.start,
@@ -293,6 +302,7 @@ class Runner:
         self.counts = Counts()
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
+        self._losses = {name: (row.loss, row.device_loss) for name, row in self._table.items()}
         self._batch = protocol.batch(task)
         self._capacity = max(self._batch, int(task.protocol.get("buffer") or 10 * self._batch))
         self._buffer = Buffer(self._batch, self._capacity)
@@ -346,7 +356,7 @@ class Runner:
     def _afford(self, serials: tuple[int, ...]) -> None:
         """Ask the budgets before any noise is drawn, for the dearest form of the step: the whole table."""
         rows = [Passage(name, mechanism, mechanism.covers) for name, mechanism in self._table.items()]
-        charges = charges_of(self.task, rows, serials[0], self.clock.utc())
+        charges = charges_of(self.task, rows, serials[0], self.clock.utc(), self._losses)
         self.member.ledger.check(self.task.hash, charges, self.member.budgets)
 
     async def _turn(self) -> str | None:
@@ -471,7 +481,7 @@ class Runner:
     async def _write(self, step: Step[Any], door: Door, serials: tuple[int, ...]) -> None:
         """One transaction: charges, sealed messages, state; and the samples of the batch wait no more."""
         ledger, key, now = self.member.ledger, self.member.key, self.clock.utc()
-        charges = charges_of(self.task, door.passages, serials[0], now)
+        charges = charges_of(self.task, door.passages, serials[0], now, self._losses)
         statement = statement_after(ledger, charges, len(serials))
         outbox: dict[int, bytes] = {}
         number, seq = ledger.next_seq(self.task.hash), self._seq
