@@ -19,7 +19,7 @@ FILE = "ledger.sqlite"
 @click.command()
 @click.option(
     "--folder",
-    default=".",
+    default="crowdml-device",
     show_default=True,
     type=click.Path(path_type=Path),
     help="The device's folder, or the file.",

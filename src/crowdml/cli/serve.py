@@ -78,7 +78,7 @@ def serve(
     def tell(started: Started) -> None:
         report.line(f"Serving {', '.join(started.tasks) or 'no task yet'} at {started.address}")
         if started.code is not None:
-            report.line(f"A device joins with: crowdml join {started.address} {started.code}")
+            report.line(f"A device joins with: crowdml join {started.address} {started.code} --source csv:FILE")
         result: dict[str, Any] = {"address": started.address, "tasks": list(started.tasks), "code": started.code}
         report.finish(result)
 
