@@ -124,7 +124,7 @@ def test_a_device_trusts_the_authority_that_its_owner_names_and_no_other(tmp_pat
         for line in served.stdout:
             if "joins with" in line:
                 break
-        *_, address, code = line.split()
+        *_, address, code, _, _ = line.split()  # ... URL CODE --source csv:FILE
         source = write_rows(tmp_path / "rows.csv", 10)
         refused = command("join", address, code, "--source", source, "--yes", cwd=tmp_path, code=1)
         assert "no certificate that we trust" in refused.stderr

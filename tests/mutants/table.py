@@ -604,8 +604,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "charges of a step checked one by one",
         LEDGER,
-        "after = front([*before, *map(_priced, charges)])",
-        "after = front([*before, *map(_priced, charges[:1])])",
+        "start, shape = _shape([*before, *map(_priced, charges)])",
+        "start, shape = _shape([*before, *map(_priced, charges[:1])])",
         f"{CHARGED}test_two_charges_of_one_step_are_checked_together",
     ),
     Mutant(

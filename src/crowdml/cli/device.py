@@ -23,7 +23,8 @@ T = TypeVar("T")
 CANNOT_UNDO = (
     "What this device gave is in the model and stays there: it was blurred before it left, and nobody can take it out. "
     "The server erases the device's key, times and statements, and keeps its spent totals under a hash. "
-    "The folder with the device's own key, ledger and waiting samples is erased: a later join is a new device."
+    "The folder with the device's own key, ledger and waiting samples is erased: a later join is a new device. "
+    "Do not give the same samples again then: nothing would remember what they paid."
 )
 
 folder_option = click.option(

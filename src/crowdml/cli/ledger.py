@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crowdml.cli.output import Report, epsilon_text, json_option, make_table
+from crowdml.cli.output import Report, epsilon_text, json_option, loss_text, make_table
 
 if TYPE_CHECKING:
     from crowdml.storage.ledger import Charge
@@ -57,7 +57,7 @@ def ledger(folder: Path, delta: float, last: int, json_path: str | None) -> None
             charge.task.hex()[:8],
             charge.mechanism,
             f"{charge.first_sample}-{charge.last_sample}",
-            str(charge.loss),
+            loss_text(charge.loss),
             charge.observer.value,
         )
     report.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,10 +160,8 @@ def whole_file(path: Path) -> Generator[Path]:
 
 
 def _unwritten(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"{path} cannot be written ({error.strerror or error}). Nothing is there half-written. "
-        "Free some space, or name another place."
-    )
+    advice = "Free some space, or name another place." if error.errno == errno.ENOSPC else "Name another place."
+    return OutputError(f"{path} cannot be written ({error.strerror or error}). Nothing is there half-written. {advice}")
 
 
 def plain(value: Any) -> Any:
@@ -181,6 +181,12 @@ def plain(value: Any) -> Any:
 def epsilon_text(epsilon: float) -> str:
     """Four digits, as the ledger computes it; words where there is no guarantee."""
     return "none: no noise" if math.isinf(epsilon) else f"{epsilon:.4g}"
+
+
+def loss_text(loss: Any) -> str:
+    """'pure 0.05', 'zcdp 0.0147': what the noise proves, as a number."""
+    kind, _, number = str(loss).partition(" ")
+    return f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(loss)
 
 
 def size_text(count: float) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, whole_file
+from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_text, make_table, whole_file
 
 if TYPE_CHECKING:
     from crowdml.protocol import Quote, QuotedRow
@@ -137,16 +136,10 @@ def _row(row: QuotedRow) -> dict[str, Any]:
         "adjacency": sensitivity.adjacency.value,
         "noise": noise,
         "grid": float(mechanism.grid.step),
-        "loss": _loss_text(row.loss),
+        "loss": loss_text(row.loss),
         "observer": mechanism.observer.value,
         "promise": mechanism.promise,
     }
-
-
-def _loss_text(loss: Any) -> str:
-    """'pure 0.05', 'zcdp 0.0147': what the noise proves, as a number."""
-    kind, _, number = str(loss).partition(" ")
-    return f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(loss)
 
 
 @task.command()
