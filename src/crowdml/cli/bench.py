@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from crowdml.cli.output import Report, json_option, make_table
@@ -10,29 +12,37 @@ from crowdml.errors import UnknownName
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--plot", "plot_path", default=None, help="Also draw it; for the benchmark `scale`.")
 @json_option
-def bench(name: str | None, json_path: str | None) -> None:
+def bench(name: str | None, plot_path: str | None, json_path: str | None) -> None:
     """Measure ours beside hand-written limits and installed peers, in one run. Without NAME: list the benchmarks."""
     from crowdml.bench import NAMES, run
 
-    report = Report(json_path)
+    report = Report(json_path, plot_path)
     if name is None:
         report.print("\n".join(NAMES))
         report.finish({"benchmarks": list(NAMES)})
         return
     if name not in NAMES:
         raise UnknownName(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}.")
+    draw = getattr(import_module(f"crowdml.bench.{name}"), "plot", None)
+    if plot_path is not None and draw is None:
+        raise UnknownName(f"the benchmark {name!r} has no plot; `scale` has one.")
     report.aside.print(f"Measuring {name}...")
     result = run(name, lambda text: report.aside.print(f"  {text}"))
     rows = make_table("what", "value", "unit", "low", "high", title=str(result.get("id", name)))
     for row in result.get("rows", []):
         rows.add_row(row["name"], *_shown(row, "value"), row["unit"], *_shown(row, "low"), *_shown(row, "high"))
     report.print(rows)
+    for row in result.get("rows", []):
+        if row.get("note"):
+            report.print(f"{row['name']}: {row['note']}")
     ratios = make_table("ratio", "value", "goal", "holds")
     for ratio in result.get("ratios", []):
         holds = "" if ratio.get("holds") is None else "yes" if ratio["holds"] else "NO"
         ratios.add_row(ratio["name"], *_shown(ratio, "value"), *_shown(ratio, "goal"), holds)
     report.print(ratios)
+    report.plotted(lambda path: draw(result, path))  # pyright: ignore[reportOptionalCall]  refused above where there is none
     report.finish(result)
 
 
