@@ -18,6 +18,9 @@ LARGEST_CLIP = 46_000
 TOO_LARGE = 1e15
 """In grid steps: an entry beyond it counts as zero, so that no square overflows a float32."""
 
+FINEST, COARSEST = Fraction(1, 2**64), Fraction(2**64)
+"""Steps between which a float32 neither overflows nor vanishes."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -29,7 +32,7 @@ class Grid:
         bits = self.step.numerator * self.step.denominator
         if self.step <= 0 or bits & (bits - 1) or 1 not in (self.step.numerator, self.step.denominator):
             raise ValueError(f"A grid step is a power of two; {self.step} is not.")
-        if not 2**-64 <= self.step <= 2**64:
+        if not FINEST <= self.step <= COARSEST:
             raise ValueError(f"A grid step of {float(self.step):g} is out of reach of a float32; choose 2^-64 to 2^64.")
 
     def sum(self, rows: Array, *, norm: Norm, clip: int) -> Integers:

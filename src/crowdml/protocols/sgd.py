@@ -29,7 +29,7 @@ from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, make_model
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for
-from crowdml.privacy.grid import COUNTS, Grid
+from crowdml.privacy.grid import COARSEST, COUNTS, FINEST, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridGaussian, GridLaplace, Mechanism
 from crowdml.privacy.private import Private, Release, Rows
@@ -197,6 +197,11 @@ def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None
         if wanted < step:
             raise TaskError(f"privacy.grid = {float(wanted):g}: too fine for this noise; {float(step):g} or coarser.")
         step = wanted
+    if not FINEST <= step <= COARSEST:
+        raise TaskError(
+            f"features.norm.bound makes gradients as long as {bound:g}, and no grid of 2^-64 to 2^64 fits them. "
+            "Scale the features."
+        )
     return Grid(step), clip(step)
 
 
