@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,15 +62,10 @@ def test_a_usage_error_is_exit_code_2_and_an_error_of_ours_1():
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal")
 def test_an_interrupt_is_exit_code_130_and_leaves_no_file(tmp_path: Path):
     command = [sys.executable, "-m", "crowdml.cli", "demo", "--trials", "1000", "--plot", str(tmp_path / "a.png")]
-    # A shell that starts the tests in the background has them ignore SIGINT, and a child inherits that.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    child = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed,  # noqa: PLW1509  no thread of ours runs here
-    )
+    # A shell that starts the tests in the background has them ignore SIGINT, and a child would inherit that.
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", heed, *command]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     assert "simulated crowd" in child.stderr.readline()
     child.send_signal(signal.SIGINT)
