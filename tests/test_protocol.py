@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
 from bench import task_text
+
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.privacy.grid import COUNTS
 from crowdml.privacy.losses import Pure

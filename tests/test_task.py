@@ -6,11 +6,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from bench import task_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import crowdml.tasks
-from bench import task_text
 from crowdml.errors import TaskError
 from crowdml.protocol import quote
 from crowdml.protocols import find

@@ -15,6 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
+from loopback import QuickClock, joined, rows, take_part
+
 from crowdml.device import client as client_module
 from crowdml.device import folder as folder_module
 from crowdml.device.client import Client
@@ -22,7 +24,6 @@ from crowdml.device.folder import Folder
 from crowdml.device.joining import _statement
 from crowdml.storage import Ledger
 from crowdml.task import Task, from_canonical
-from loopback import QuickClock, joined, rows, take_part
 
 BATCH, CHARGES = 5, 2
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from loopback import SMALL, rows, serving, small_task
 
 import crowdml
-from loopback import SMALL, rows, serving, small_task
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = small_task(samples=20)

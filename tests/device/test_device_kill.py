@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from loopback import serving, small_task
 
 import crowdml
 from crowdml.wire.envelopes import open_signed
-from loopback import serving, small_task
 
 CHILD = Path(__file__).with_name("device_child.py")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9 and fork are POSIX")

@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
 
 from crowdml.device.client import Answer, Client
 from crowdml.device.fleet import Fleet
@@ -29,7 +30,6 @@ from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement
-from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
 
 TASK = small_task()
 SHORT = small_task("short", samples=10)

@@ -8,13 +8,13 @@ import threading
 
 import numpy as np
 import pytest
+from loopback import small_task
 
 from crowdml.arrays import Samples
 from crowdml.device.runner import _pack, _unpack
 from crowdml.device.sources import LiveSource, Sample, Share, deal_sources, open_source, parse_share
 from crowdml.errors import DataError
 from crowdml.models import make_model
-from loopback import small_task
 
 TASK = small_task()
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device import Device, Running, make_task, serving
 
 from crowdml.messages import decode
 from crowdml.server.limits import Limits
-from device import Device, Running, make_task, serving
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
 from cli_runner import crowdml, refused

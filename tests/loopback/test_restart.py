@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device import Device, make_task
 from process import Server
 
 from crowdml.messages import SERVER, Envelope, encode
@@ -20,7 +21,6 @@ from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.receipts import chain_next, chain_start
 from crowdml.wire.statements import Statement
-from device import Device, make_task
 
 TASK = make_task()
 NOW = "2025-01-31T12:00:00.000000+00:00"

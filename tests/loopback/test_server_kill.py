@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device import Answer, Device, make_task
 from process import Server, journal
 
 from crowdml.messages import decode, encode
@@ -22,7 +23,6 @@ from crowdml.server.runner import Fold
 from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.wire.receipts import Receipt
-from device import Answer, Device, make_task
 
 DEVICES = 4
 TASK = make_task()

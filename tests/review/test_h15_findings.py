@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from audits import FIVE_SIGMA, Stream
-
 from bench import device, samples, sensed, task_text
+
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
 from crowdml.errors import BudgetExhausted

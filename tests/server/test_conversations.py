@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device import Device, Running, make_task, serving
 
 from crowdml.messages import decode
 from crowdml.server.limits import Limits, Rates
@@ -26,7 +27,6 @@ from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_next, chain_start
-from device import Device, Running, make_task, serving
 
 TASK, OTHER = make_task("one"), make_task("two")
 PATH = f"/v1/tasks/{TASK.hash.hex()}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device import Device, Line, Running, make_task, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from crowdml.server.openapi import OPERATIONS
 from crowdml.wire.envelopes import PREFIX, _open_quickly, _open_strictly
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
-from device import Device, Line, Running, make_task, serving
 
 TASK = make_task("fuzz")
 HASH = TASK.hash.hex()

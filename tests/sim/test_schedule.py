@@ -143,6 +143,7 @@ def test_the_first_check_ins_of_a_schedule_are_a_schedule():
 def test_timing_depends_on_no_sample():
     """R3: other samples, and labels, leave the whole schedule of the event queue as it was."""
     from bench import task_text
+
     from crowdml.task import parse
 
     task = parse(task_text())
