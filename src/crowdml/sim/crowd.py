@@ -73,6 +73,10 @@ def published(step: Step[Any]) -> Any:
     """What the server offers after this step, if the step changed it."""
     for effect in step.effects:
         if isinstance(effect, Publish):
+            if effect.when is not None:
+                raise ProtocolError(
+                    "a publication that depends on a value is not simulated yet: publish in every step."
+                )
             return effect.message
     return None
 
