@@ -39,6 +39,26 @@ def test_a_state_that_no_task_has_is_refused(url):
         assert store.task(TASK).state == "draft"
 
 
+def test_a_task_may_be_closed_to_those_it_did_not_invite(url):
+    with Store(url) as store:
+        store.add_task(b"a task", "digits", NOW)
+        assert not store.task(TASK).closed
+        store.set_closed(TASK, True, LATER)
+        assert store.task(TASK).closed
+
+
+def test_the_points_of_a_plot_are_thinned_and_keep_their_first_and_last(url):
+    with Store(url) as store:
+        store.add_task(b"a task", "digits", NOW)
+        for index in range(1, 1_003):
+            store.add_point(TASK, index, NOW, b"%d" % index)
+        store.add_point(TASK, 1_002, NOW, b"again")
+        found = store.points(TASK)
+        assert 200 <= len(found) <= 400
+        assert (found[0].index, found[-1].index, found[-1].figures) == (1, 1_002, b"again")
+        assert [each.index for each in found] == sorted({each.index for each in found})
+
+
 @pytest.mark.parametrize("time", ["yesterday", "2025-01-31T12:00:00", ""])
 def test_a_time_that_is_no_utc_time_is_refused(time):
     with Store("sqlite://") as store, pytest.raises(StoreError, match="is no UTC time in ISO 8601"):

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration: what this version of the library reads and writes."""
 
 STATES = ("draft", "running", "paused", "stopped")
@@ -48,6 +48,9 @@ task = Table(
     Column("state", Text, nullable=False),
     Column("created_at", Text, nullable=False),
     Column("changed_at", Text, nullable=False),
+    Column(
+        "closed", Integer, nullable=False, server_default="0"
+    ),  # 1: only devices that joined may read what it publishes
     CheckConstraint("state in ('draft', 'running', 'paused', 'stopped')", name="task_state"),
     sqlite_strict=True,
 )
@@ -134,6 +137,20 @@ publication = Table(
     PrimaryKeyConstraint("task", "version"),
     sqlite_strict=True,
 )
+
+point = Table(
+    "point",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("index", Number, nullable=False),  # of the journal
+    Column("at", Text, nullable=False),
+    Column(
+        "figures", LargeBinary, nullable=False
+    ),  # msgpack: what the plots show at this moment; nothing of one device
+    PrimaryKeyConstraint("task", "index"),
+    sqlite_strict=True,
+)
+"""How a task went, for its plots; thinned, so that a year of check-ins stays a few hundred points."""
 
 invitation = Table(
     "invitation",

@@ -28,6 +28,7 @@ from crowdml.storage.server.schema import (
     invitation_task,
     journal,
     operator,
+    point,
     publication,
     session,
     setting,
@@ -44,6 +45,7 @@ __all__ = [
     "EnrolmentRefused",
     "Event",
     "Invitation",
+    "Point",
     "Session",
     "State",
     "Store",
@@ -54,6 +56,7 @@ State = Literal["draft", "running", "paused", "stopped"]
 Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "revoked", "withdrawn"]
 
 MOST_EVENTS = 10_000
+MOST_POINTS = 400
 SALT = "salt"
 
 
@@ -67,6 +70,8 @@ class StoredTask:
     state: State
     created_at: str
     changed_at: str
+    closed: bool = False
+    """Only devices that joined may read what it publishes."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,15 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A moment of a task's plots: the journal's index, the time, and the packed figures."""
+
+    index: int
+    at: str
+    figures: bytes
+
+
+@dataclass(frozen=True)
 class Counts:
     """For metrics. `entries` is over all journals; `bodies` those not reduced."""
 
@@ -187,6 +201,37 @@ class Store(Journal):
             connection.execute(
                 task.update().where(task.c.number == number).values(state=_state(state), changed_at=utc(at))
             )
+
+    def set_closed(self, hash_: bytes, closed: bool, at: str) -> None:
+        """Whether only devices that joined may read what the task publishes."""
+        with self.writing() as connection:
+            number = task_number(connection, hash_)
+            connection.execute(
+                task.update().where(task.c.number == number).values(closed=int(closed), changed_at=utc(at))
+            )
+
+    def add_point(self, hash_: bytes, index: int, at: str, figures: bytes) -> None:
+        """Keep a moment of the plots. Above `MOST_POINTS` every second one but the last goes."""
+        with self.writing() as connection:
+            number = task_number(connection, hash_)
+            here = (point.c.task == number) & (point.c.index == index)
+            if not connection.execute(point.update().where(here).values(figures=figures)).rowcount:
+                connection.execute(point.insert().values(task=number, index=index, at=utc(at), figures=figures))
+            kept = list(
+                connection.execute(
+                    sa.select(point.c.index).where(point.c.task == number).order_by(point.c.index)
+                ).scalars()
+            )
+            if len(kept) > MOST_POINTS:
+                gone = kept[1:-1:2]
+                connection.execute(point.delete().where(point.c.task == number, point.c.index.in_(gone)))
+
+    def points(self, hash_: bytes) -> list[Point]:
+        """Oldest first."""
+        query = sa.select(point.c.index, point.c.at, point.c.figures).join(task, task.c.number == point.c.task)
+        with self.reading() as connection:
+            rows = connection.execute(query.where(task.c.hash == hash_).order_by(point.c.index)).all()
+        return [Point(row.index, row.at, row.figures) for row in rows]
 
     def task(self, hash_: bytes) -> StoredTask | None:
         with self.reading() as connection:
@@ -547,7 +592,7 @@ def _insert_device(connection: Connection, name: str, public_key: bytes, now: st
 
 
 def _task(row: Any) -> StoredTask:
-    return StoredTask(row.hash, row.name, row.canonical, row.state, row.created_at, row.changed_at)
+    return StoredTask(row.hash, row.name, row.canonical, row.state, row.created_at, row.changed_at, bool(row.closed))
 
 
 def _salted(salt: bytes, name: str) -> bytes:
