@@ -31,7 +31,16 @@ from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, 
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import Receipt, chain_next, chain_start
-from crowdml.wire.requests import ENROL_PREFIX, REQUEST_PREFIX, SKEW, Enrolled, authorize, enrol
+from crowdml.wire.requests import (
+    ENROL_PREFIX,
+    OWNER_PREFIX,
+    REQUEST_PREFIX,
+    SKEW,
+    Enrolled,
+    authorize,
+    enrol,
+    owner_link,
+)
 from crowdml.wire.statements import Statement
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
@@ -270,6 +279,7 @@ def requests() -> Any:
         "skew": SKEW,
         "request_prefix": REQUEST_PREFIX.decode(),
         "enrol_prefix": ENROL_PREFIX.decode(),
+        "owner_prefix": OWNER_PREFIX.decode(),
         "authorization": [
             {"method": method, "target": target, "body": body.hex(), "seconds": now,
              "header": authorize(DEVICE, method, target, body, now=now)}
@@ -278,6 +288,10 @@ def requests() -> Any:
         "enrolment": enrolments,
         "enrolled": {"device": DEVICE.id, "server_key": SERVER_KEY.public.hex(), "tasks": list(tasks),
                      "encoded": answer.encode().hex()},
+        "owner_link": [
+            {"device": DEVICE.id, "at": now, "for": lasts, "query": owner_link(DEVICE, now, lasts)}
+            for lasts in (1, 900)
+        ],
     }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""The Authorization header and enrolment."""
+"""The Authorization header, enrolment and the owner's link."""
+
+import base64
+from urllib.parse import parse_qsl
 
 import msgpack
 import pytest
@@ -14,6 +17,8 @@ from crowdml.wire.requests import (
     enrol,
     open_enrolled,
     open_enrolment,
+    open_owner_link,
+    owner_link,
     parse_authorization,
 )
 
@@ -145,3 +150,74 @@ def test_the_answer_to_an_enrolment_travels_unchanged():
 @given(st.binary(max_size=200))
 def test_no_bytes_are_an_answer_but_those_of_one(body):
     assert slug(lambda: open_enrolled(body)) == "malformed"
+
+
+# --- the owner's link ---
+
+
+LINK = owner_link(KEY, NOW, 600)
+
+
+def follow(query: str, *, now: float = NOW, device: str = KEY.id, public: bytes = KEY.public) -> int:
+    values = dict(parse_qsl(query))
+    return open_owner_link(public, device, values.get("at"), values.get("for"), values.get("signature"), now=now)
+
+
+def test_the_bytes_of_a_link_are_those_of_the_protocol():
+    values = dict(parse_qsl(LINK))
+    assert list(values) == ["at", "for", "signature"]
+    assert (values["at"], values["for"]) == (str(NOW), "600")
+    signed = KEY.sign(f"crowdml/owner/1\n{KEY.id}\n{NOW}\n600".encode())
+    assert base64.urlsafe_b64decode(values["signature"] + "==") == signed
+
+
+@pytest.mark.parametrize("now", [NOW - 60, NOW, NOW + 599.9])
+def test_a_link_holds_from_a_minute_before_its_time_until_its_end(now):
+    assert follow(LINK, now=now) == NOW + 600
+
+
+@pytest.mark.parametrize("now", [NOW - 61, NOW + 600, 0, 1e12])
+def test_a_link_that_holds_no_more_or_not_yet_is_refused_and_told_the_time(now):
+    with pytest.raises(Problem) as caught:
+        follow(LINK, now=now)
+    assert (caught.value.slug, caught.value.extra) == ("clock", {"now": int(now)})
+
+
+def test_a_link_holds_for_its_own_device_alone():
+    assert slug(lambda: follow(LINK, device=OTHER.id, public=OTHER.public)) == "signature"
+    assert slug(lambda: follow(LINK, device=OTHER.id)) == "signature"
+    assert slug(lambda: follow(LINK, public=OTHER.public)) == "signature"
+    assert slug(lambda: follow(LINK, public=b"")) == "signature"
+
+
+def test_the_times_in_a_link_are_signed():
+    assert slug(lambda: follow(LINK.replace(str(NOW), str(NOW + 1)))) == "signature"
+    assert slug(lambda: follow(LINK.replace("for=600", "for=900"))) == "signature"
+
+
+def test_a_signed_request_is_no_link_and_a_link_no_request():
+    signature = HEADER.split(" ")[3]
+    assert slug(lambda: follow(f"at={NOW}&for=600&signature={signature}")) == "signature"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "at=1", LINK.replace("signature", "sign"), LINK[:-1], LINK + "=", LINK.replace(str(NOW), "-5"),
+     LINK.replace(str(NOW), "٣"), LINK.replace("for=600", "for=901"), LINK.replace("for=600", "for=0"),
+     LINK.replace("for=600", "for=0600")],
+)  # fmt: skip
+def test_a_query_that_is_no_link_is_refused(query):
+    assert slug(lambda: follow(query)) == "authorization"
+
+
+@pytest.mark.parametrize(("at", "lasts"), [(NOW, 0), (NOW, 901), (-1, 60)])
+def test_no_link_is_made_that_no_server_takes(at, lasts):
+    with pytest.raises(ValueError, match="900 seconds"):
+        owner_link(KEY, at, lasts)
+
+
+@given(st.none() | st.text(max_size=100), st.none() | st.text(max_size=20), st.none() | st.text(max_size=100))
+def test_no_text_in_a_link_raises_anything_but_a_problem(at, lasts, signature):
+    assert slug(lambda: open_owner_link(KEY.public, KEY.id, at, lasts, signature, now=NOW)) in (
+        "authorization", "signature"
+    )  # fmt: skip

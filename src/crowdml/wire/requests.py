@@ -1,4 +1,4 @@
-"""Requests: the signed Authorization header, and enrolment. The clock is an argument.
+"""Requests: the signed Authorization header, enrolment, and the owner's link. The clock is an argument.
 
     Authorization: Crowdml <device id> <unix seconds> <base64url signature>
 
@@ -22,6 +22,7 @@ from crowdml.wire.problems import Problem
 
 __all__ = [
     "LARGEST_ENROLMENT",
+    "LONGEST_LINK",
     "SKEW",
     "Authorization",
     "Enrolled",
@@ -30,6 +31,8 @@ __all__ = [
     "enrol",
     "open_enrolled",
     "open_enrolment",
+    "open_owner_link",
+    "owner_link",
     "parse_authorization",
 ]
 
@@ -38,6 +41,11 @@ SKEW = 300
 SCHEME = "Crowdml"
 REQUEST_PREFIX = b"crowdml/request/1\n"
 ENROL_PREFIX = b"crowdml/enrol/1"
+OWNER_PREFIX = b"crowdml/owner/1\n"
+LONGEST_LINK = 900
+"""Seconds that an owner's link may hold."""
+EARLY_LINK = 60
+"""Seconds before its time at which a link holds already: for a device whose clock is a little ahead."""
 LONGEST_CODE = 128
 MOST_TASKS = 64
 LARGEST_ENROLMENT = 256 + LONGEST_CODE + MOST_TASKS * 66
@@ -193,6 +201,46 @@ def _read_tasks(reader: Reader) -> tuple[str, ...]:
 
 def _enrolment(body: bytes) -> bytes:
     return ENROL_PREFIX + hashlib.sha256(body).digest()
+
+
+# --- the owner's link ---
+
+
+def owner_link(key: Key, at: int, lasts: int = LONGEST_LINK) -> str:
+    """The query of a link to the owner's page, `/device/<device id>?<query>`, that holds for `lasts` seconds from `at`.
+
+    Whoever has the link is taken for the device's owner until it ends: it is shown to its owner and to nobody else.
+    """
+    if not 1 <= lasts <= LONGEST_LINK or at < 0:
+        raise ValueError(f"A link holds for 1 to {LONGEST_LINK} seconds from a time after 1970; not {lasts} from {at}.")
+    return f"at={at}&for={lasts}&signature={_base64(key.sign(_link(key.id, at, lasts)))}"
+
+
+def open_owner_link(
+    public: bytes, device: str, at: str | None, lasts: str | None, signature: str | None, *, now: float
+) -> int:
+    """The second at which this link ends, if the device whose key is `public` signed it and it holds at `now`.
+
+    `at`, `lasts` and `signature` are the values of `at`, `for` and `signature` as they stand in the query. Raises
+    `Problem`: 401 `authorization` for what is no link, `clock` for one that holds no more or not yet, `signature`.
+    """
+    if not at or not lasts or not signature or not (_SECONDS.fullmatch(at) and _SECONDS.fullmatch(lasts)):
+        raise Problem("authorization", "This is no link of a device. Make one with `crowdml ledger --web`.")
+    begins, ends = int(at) - EARLY_LINK, int(at) + int(lasts)
+    if not 1 <= int(lasts) <= LONGEST_LINK:
+        raise Problem("authorization", f"A link holds for 1 to {LONGEST_LINK} seconds, and this one says {lasts}.")
+    given = _signature(signature, "authorization")
+    known = len(public) == PUBLIC_SIZE and device_id(public) == device
+    if not known or not verify(public, given, _link(device, int(at), int(lasts))):
+        raise Problem("signature", "The link is not signed by the key of this device.")
+    if not begins <= now < ends:
+        when = f"ended {now - ends:.0f} seconds ago" if now >= ends else f"begins in {begins - now:.0f} seconds"
+        raise Problem("clock", f"The link {when}, by the server's clock. Make a new one.", now=int(now))
+    return ends
+
+
+def _link(device: str, at: int, lasts: int) -> bytes:
+    return OWNER_PREFIX + f"{device}\n{at}\n{lasts}".encode()
 
 
 def _base64(data: bytes) -> str:
