@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from crowdml.server import portal
 from crowdml.server.hub import Hub, price_of
 from crowdml.server.limits import Rates
 from crowdml.server.openapi import describe
@@ -61,6 +62,7 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/healthz", health, methods=["GET"]),
         Route("/readyz", ready, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
+        *portal.routes(),
     ]
     app = Starlette(
         routes=routes, lifespan=running, exception_handlers={Problem: refuse, HTTPException: refuse_plainly}
@@ -175,6 +177,8 @@ def note(problem: Problem, scope: Scope, hub: Hub) -> Response:
         headers["Retry-After"] = str(problem.retry_after)
     if problem.slug in ("too-large", "too-slow"):  # the rest of the body is not waited for
         headers["Connection"] = "close"
+    if portal.wants_page(scope):
+        return portal.error_page(problem, scope, headers)
     return Response(problem.encode(), problem.status, headers, media_type=PROBLEM)
 
 

@@ -1,0 +1,21 @@
+"""The portal: pages for participants, owners and operators. Rendered here, readable without JavaScript.
+
+`routes()` is mounted behind the API; `error_page` answers a browser's refused request in the portal's own look.
+"""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute, Route
+
+from crowdml.server.portal import assets, public
+from crowdml.server.portal.pages import error_page, wants_page
+
+__all__ = ["error_page", "routes", "wants_page"]
+
+
+def routes() -> list[BaseRoute]:
+    """Every page, in the order in which paths are tried."""
+    return [
+        Route("/", public.home, methods=["GET"]),
+        Route("/static/{name}", assets.serve, methods=["GET"]),
+    ]

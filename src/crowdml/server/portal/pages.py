@@ -1,0 +1,137 @@
+"""Rendering: one way to make a page, with its language and the headers that keep it to itself.
+
+The content security policy lets in scripts, styles, images and connections of this server alone, and nothing inline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.datastructures import URL
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Scope
+
+from crowdml.server.portal import assets
+from crowdml.server.portal.words import LANGUAGES, Words, choose, words
+from crowdml.wire.problems import Problem
+
+__all__ = ["POLICY", "error_page", "language", "redirect", "render", "wants_page"]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+"""Of every page. Charts need no more than this: see `static/charts.js`."""
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-cache",
+    "Vary": "Accept-Language, Cookie",
+}
+LANGUAGE_COOKIE = "lang"
+A_YEAR = 365 * 24 * 3600
+API = ("/v1/", "/problems/", "/openapi.json", "/healthz", "/readyz", "/metrics")
+"""Paths that answer programs: their errors stay problem+json, whoever asks."""
+
+
+@lru_cache(1)
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("crowdml.server.portal"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def language(request: HTTPConnection) -> Words:
+    """The language that this request is answered in."""
+    asked, kept = request.query_params.get("lang"), request.cookies.get(LANGUAGE_COOKIE)
+    return words(choose(asked, kept, request.headers.get("accept-language", "")))
+
+
+def render(
+    request: Request, template: str, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
+) -> Response:
+    """A page. In templates `t` reads the catalogue; `number`, `percent` and `moment` write as the language does."""
+    said = language(request)
+    page = _environment().get_template(template)
+    text = page.render(
+        t=said,
+        number=said.number,
+        percent=said.percent,
+        moment=said.moment,
+        static=assets.address,
+        lang=said.language,
+        switches=[(each, words(each)("language"), _in(request.url, each)) for each in LANGUAGES],
+        request=request,
+        **values,
+    )
+    response = Response(text, status, {**HEADERS, **(headers or {})}, media_type="text/html")
+    if request.query_params.get("lang") in LANGUAGES:
+        response.set_cookie(
+            LANGUAGE_COOKIE,
+            said.language,
+            A_YEAR,
+            path="/",
+            samesite="lax",
+            httponly=True,
+            secure=request.url.scheme == "https",
+        )
+    return response
+
+
+def redirect(to: str) -> Response:
+    """See other: after a form, and after a link that shall not stay in the address bar."""
+    return RedirectResponse(to, 303, {**HEADERS, "Cache-Control": "no-store"})
+
+
+def _in(url: URL, language: str) -> str:
+    """This page in another language; nothing else of its query is kept, for it may be a signature."""
+    return f"{url.path}?lang={language}"
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a refusal is for somebody at a browser, on a path that is no program's."""
+    if scope["path"].startswith(API):
+        return False
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+
+
+def error_page(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Response:
+    """A refusal as a page: what happened and what to do, in the reader's language."""
+    request = Request(scope)
+    said = language(request)
+    name = problem.slug if f"error.{problem.slug}.title" in said.sentences else _general(problem.status)
+    response = render(
+        request,
+        "error.html",
+        problem.status,
+        {**headers, "Cache-Control": "no-store"},
+        title=said(f"error.{name}.title"),
+        text=said(f"error.{name}.text"),
+        wait=problem.retry_after,
+        number_of_request=headers.get("Crowdml-Request", ""),
+    )
+    return response
+
+
+def _general(status: int) -> str:
+    return {401: "login", 403: "forbidden", 404: "not-found", 410: "not-found", 429: "too-many", 503: "busy",
+            507: "busy"}.get(status, "internal" if status >= 500 else "bad-request")  # fmt: skip
+
+
+def code(text: str) -> Markup:
+    """A command or a name inside a sentence."""
+    return Markup("<code>{}</code>").format(text)

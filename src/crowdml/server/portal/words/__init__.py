@@ -1,0 +1,105 @@
+"""Every sentence that a participant reads, in a catalogue for each language.
+
+A catalogue is a TOML file of nested tables; a sentence is found by its dotted name. `{name}` is filled in when it is
+read. A table of `one` and `other` is chosen by the number `n`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup, escape
+
+__all__ = ["LANGUAGES", "Words", "choose", "words"]
+
+LANGUAGES = ("en", "de")
+"""The first is the default. The catalogue `words/<language>.toml` says its own name."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """One language: its sentences, and how it writes numbers and times."""
+
+    language: str
+    sentences: dict[str, str]
+
+    def __call__(self, name: str, **values: Any) -> Markup:
+        """The sentence of this name, escaped, with its places filled in. An unknown name is a mistake of ours."""
+        if name not in self.sentences and "n" in values:
+            name = f"{name}.{'one' if values['n'] == 1 else 'other'}"
+        shown = {key: self.number(value) if isinstance(value, int) else value for key, value in values.items()}
+        return Markup(escape(self.sentences[name])).format(**shown)
+
+    def get(self, name: str, otherwise: str) -> str:
+        """The sentence, or `otherwise` where the catalogue has none: for what a task may name freely."""
+        return self.sentences.get(name, otherwise)
+
+    def number(self, value: float, digits: int = 3) -> str:
+        """A count in full, another number to so many significant digits; as this language writes it."""
+        text = f"{value:,}" if isinstance(value, int) else _significant(value, digits)
+        if self.sentences["number.point"] == ".":
+            return text
+        return text.translate(str.maketrans(",.", self.sentences["number.group"] + self.sentences["number.point"]))
+
+    def percent(self, value: float, digits: int = 1) -> str:
+        return self("number.percent", value=_localised(f"{100 * value:.{digits}f}", self.sentences["number.point"]))
+
+    def moment(self, at: str) -> Markup:
+        """A time as a <time> element: UTC, to the minute."""
+        when = datetime.fromisoformat(at).astimezone(UTC)
+        month = self.sentences["month"].split()[when.month - 1]
+        shown = self("number.moment", day=f"{when.day}", month=month, year=f"{when.year}", time=f"{when:%H:%M}")
+        return Markup('<time datetime="{}">{}</time>').format(when.isoformat(timespec="seconds"), shown)
+
+
+def _localised(text: str, point: str) -> str:
+    return text.replace(".", point)
+
+
+def _significant(value: float, digits: int) -> str:
+    """Without an exponent where people would not write one."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        text = f"{value:,.{max(0, digits - len(str(int(abs(value)))) if abs(value) >= 1 else digits)}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"
+
+
+@lru_cache
+def words(language: str) -> Words:
+    text = files(__name__).joinpath(f"{language}.toml").read_text(encoding="utf-8")
+    return Words(language, dict(_flat(tomllib.loads(text), "")))
+
+
+def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        found += _flat(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return found
+
+
+def choose(asked: str | None, kept: str | None, accepted: str) -> str:
+    """The language: what the address says, then the cookie, then the browser's list by its weights."""
+    for each in (asked, kept):
+        if each in LANGUAGES:
+            return each
+    weighed: list[tuple[float, str]] = []
+    for part in accepted[:1000].split(","):
+        tag, _, weight = part.strip().partition(";")
+        language = tag.strip().lower().split("-")[0]
+        try:
+            weighed.append((float(weight.strip().removeprefix("q=") or 1), language))
+        except ValueError:
+            continue
+    for weight, language in sorted(weighed, key=lambda pair: -pair[0]):
+        if language in LANGUAGES and weight > 0:
+            return language
+    return LANGUAGES[0]
