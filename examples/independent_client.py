@@ -98,7 +98,7 @@ class Plan:  # what a device computes from the task's own bytes: grid, clip, noi
         epsilon = {row: Fraction(value) for row, value in privacy["epsilon"].items()}
         self.batch, self.held_out = protocol["batch"], protocol.get("held_out", 0)
         self.shape, used = (task["features"]["dimension"], len(task["labels"]["classes"])), self.batch - self.held_out
-        bound = (math.sqrt(2) if self.gaussian else 2) * float(norm["bound"])
+        bound = min((math.sqrt(2) if self.gaussian else 2) * float(norm["bound"]), float(protocol.get("clip") or "inf"))
         loss, power = epsilon["gradient"], 1 + self.gaussian
         if self.gaussian:  # just below the largest rho for which rho-zCDP is (epsilon, delta)-DP
             order = 1 + np.exp(np.linspace(-9, 30, 400_000))

@@ -94,6 +94,31 @@ def test_what_a_device_says_is_the_sum_of_its_gradients_its_mistakes_and_its_lab
     assert said.labels.value.tolist() == np.bincount(BATCH.y, minlength=3).tolist()
 
 
+def test_a_clip_of_the_task_shortens_every_gradient_and_the_noise_with_it():
+    clipped = TASK.with_(protocol={**TASK.protocol, "clip": Fraction(1, 4)})
+    bench = device(sgd.protocol, clipped)
+    bench.hears(sensed(BATCH))
+    (said,) = bench.hears(PARAMS).messages
+    each = plan(TASK).model.gradients(PARAMS.weights, BATCH)
+    size = np.linalg.norm(each, axis=(1, 2), keepdims=True)
+    assert size.min() > 0.25  # or nothing would be shown
+    grid = plan(clipped).grid
+    np.testing.assert_allclose(
+        grid.decode(said.gradient.value), (each * (0.25 / size)).sum(0), atol=5 * 2 * float(grid.step)
+    )
+    wide, narrow = (plan(each).table["gradient"] for each in (TASK, clipped))
+    ratio = float(narrow.sigma * plan(clipped).grid.step / (wide.sigma * plan(TASK).grid.step))
+    assert ratio == pytest.approx(0.25 / math.sqrt(2), rel=1e-2)
+    assert narrow.loss == wide.loss
+
+
+def test_a_clip_above_the_models_own_bound_changes_nothing_and_one_of_zero_is_refused():
+    loose = TASK.with_(protocol={**TASK.protocol, "clip": Fraction(5)})
+    assert plan(loose).table == plan(TASK).table
+    with pytest.raises(TaskError, match=r"protocol.clip"):
+        plan(TASK.with_(protocol={**TASK.protocol, "clip": Fraction(0)}))
+
+
 def test_held_out_samples_pay_for_the_error_count_and_the_others_for_the_gradient():
     bench = device(sgd.protocol, task(held_out=2))
     bench.hears(sensed(BATCH))

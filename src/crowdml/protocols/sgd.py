@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridGaussian, GridLaplace, Mechanism
 from crowdml.privacy.private import Private, Release, Rows
 from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import CheckOut, Context, Field, Protocol, Publish, Role, Send, Sensed, Step, Stop
+from crowdml.protocol import CheckOut, Context, Field, Noisy, Protocol, Publish, Role, Send, Sensed, Step, Stop, Tally
 from crowdml.task import StopRule, Task, between, choose, positive, read_section
 
 LARGEST_NOISE = 2**15
@@ -65,6 +65,7 @@ class Settings:
     radius: Fraction = Fraction(1000)
     held_out: int = 0
     update: str = "sgd"
+    clip: Fraction | None = None
     kind: str = "sgd"
 
     def __post_init__(self) -> None:
@@ -73,6 +74,8 @@ class Settings:
             between("protocol.buffer", self.buffer, self.batch, 10_000_000)
         between("protocol.held_out", self.held_out, 0, self.batch - 1)
         positive("protocol.radius", self.radius)
+        if self.clip is not None:
+            positive("protocol.clip", self.clip)
         choose("protocol.update", self.update, ("sgd", "adagrad", "rmsprop", "average"))
 
     @property
@@ -154,12 +157,12 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
                 'privacy.mechanism = "discrete-laplace" needs features.norm.kind = "l1": its noise is '
                 'calibrated to the l1 norm. Say "l1", or take "discrete-gaussian".'
             )
-        bound = model.gradient_bound("l1", float(norm.bound))
+        bound = _longest(model, "l1", norm.bound, settings.clip)
         noise_per_clip = laplace_scale(Fraction(2), epsilon["gradient"])
         grid, clip = _choose_grid(bound, noise_per_clip, privacy.grid)
         gradient: Mechanism = GridLaplace(clip, epsilon["gradient"], grid, used, blurred)  # eq. (10)
     else:
-        bound = model.gradient_bound("l2", float(norm.bound))
+        bound = _longest(model, "l2", norm.bound, settings.clip)
         rho = rho_for(epsilon["gradient"], privacy.delta)
         grid, clip = _choose_grid(bound, gaussian_sigma(Fraction(2), rho), privacy.grid)
         gradient = GridGaussian(clip, rho, grid, used, blurred)
@@ -172,6 +175,12 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
             L1(Fraction(2)), epsilon["labels"], everything, "about how often each label occurred"
         )
     return table, grid
+
+
+def _longest(model: Model, norm: Literal["l1", "l2"], bound: Fraction, clip: Fraction | None) -> float:
+    """How long a sample's gradient may be: the model's own bound, or the task's `protocol.clip` where that is less."""
+    longest = model.gradient_bound(norm, float(bound))
+    return longest if clip is None else min(longest, float(clip))
 
 
 def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
@@ -354,11 +363,7 @@ def progress(task: Task, check_ins: int, errors: float, labels: Array) -> Progre
     seen = max(1, check_ins)
 
     def deviation(row: str) -> float:
-        mechanism = fixed.table.get(row)
-        if not isinstance(mechanism, CountLaplace):
-            return 0.0
-        alpha = np.exp(-1 / float(mechanism.scale))
-        return float(np.sqrt(seen * 2 * alpha) / (1 - alpha))
+        return float(np.sqrt(seen * _variance(fixed.table.get(row))))
 
     tested = seen * (tested_samples(fixed) if "errors" in fixed.table else fixed.settings.batch)
     counted = seen * fixed.settings.batch
@@ -369,6 +374,29 @@ def progress(task: Task, check_ins: int, errors: float, labels: Array) -> Progre
         tuple(float(count) / counted for count in np.asarray(labels)),
         deviation("labels") / counted,
     )
+
+
+def _variance(mechanism: Mechanism | None) -> float:
+    """Of the noise in one count: 2 alpha / (1 - alpha)^2 for discrete Laplace noise with P(z) ~ alpha^|z|."""
+    if not isinstance(mechanism, CountLaplace):
+        return 0.0
+    alpha = float(np.exp(-1 / float(mechanism.scale)))
+    return 2 * alpha / (1 - alpha) ** 2
+
+
+def tally(task: Task, state: Learning) -> Tally:
+    """The crowd's noisy counts so far; see `progress` for the rates that they give."""
+    fixed = plan(task)
+    seen = int(state.steps)
+
+    def noisy(row: str, counts: Array) -> Noisy | None:
+        mechanism = fixed.table.get(row)
+        if mechanism is None:
+            return None
+        whole = tuple(int(count) for count in np.atleast_1d(np.asarray(counts)))
+        return Noisy(whole, seen * mechanism.covers.size, seen * _variance(mechanism))
+
+    return Tally(seen, noisy("errors", state.errors), noisy("labels", state.labels))
 
 
 def model_weights(task: Task, state: Learning) -> Array:
@@ -415,6 +443,7 @@ protocol = Protocol(
     model=model_weights,
     settle=settle,
     expected=expected,
+    progress=tally,
 )
 
 

@@ -303,6 +303,7 @@ def public_step(task: Task) -> Fraction:
     """
     fixed = plan(task)
     bound = fixed.model.gradient_bound("l2", float(task.features.norm.bound))
+    bound = bound if fixed.settings.clip is None else min(bound, float(fixed.settings.clip))
     energy = bound**2 + math.prod(fixed.model.shape) * (_deviation(fixed.table["gradient"]) / fixed.used) ** 2
     return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
 
