@@ -11,18 +11,15 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from crowdml.errors import CrowdmlError
 from crowdml.wire.problems import LARGEST_PROBLEM, Problem
 
 __all__ = ["Answer", "Client", "Limits", "Unreachable"]
-
-T = TypeVar("T")
 
 LARGEST_HEAD = 65_536
 LONGEST_RETRY = 7 * 86_400
@@ -53,14 +50,72 @@ class Answer:
     body: bytes
 
 
-@dataclass
-class _Connection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    used: bool = False
+class _Connection(asyncio.Protocol):
+    """One connection: what came and was not read yet. Between two requests a server has nothing to say."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.used = self.busy = self.ended = False
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        return not self.ended and self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self.busy:
+            self.close()
+        self.data += data
+        self._wake()
+
+    def eof_received(self) -> None:
+        self.ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+        self._wake()
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def more(self, seconds: float) -> None:
+        """Wait for another piece; `EOFError` where none will come, `TimeoutError` where none came in time."""
+        if self.ended:
+            raise EOFError
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = loop.call_later(seconds, _expire, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def take(self, size: int) -> bytes:
+        taken = bytes(self.data[:size])
+        del self.data[:size]
+        return taken
 
     def close(self) -> None:
-        self.writer.close()
+        self.ended = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _expire(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 class _Stale(Exception):  # noqa: N818  # a signal inside this module
@@ -99,11 +154,7 @@ class Client:
     ) -> Answer:
         """One request and its answer. Raises `Problem` for a refusal and `Unreachable` where there was no answer."""
         async with self._slots:
-            try:
-                async with asyncio.timeout(self.limits.total):
-                    answer = await self._exchange(method, path, body, headers or {}, largest or self.limits.largest)
-            except TimeoutError as error:
-                raise Unreachable(f"{self.url} took more than {self.limits.total:g} s to answer.") from error
+            answer = await self._exchange(method, path, body, headers or {}, largest or self.limits.largest)
         if answer.status >= 400:
             raise _problem(answer)
         if answer.status >= 300 and answer.status != 304:
@@ -115,43 +166,45 @@ class Client:
 
     async def close(self) -> None:
         while self._idle:
-            connection = self._idle.pop()
-            connection.close()
-            with contextlib.suppress(OSError, ssl.SSLError):
-                await connection.writer.wait_closed()
+            self._idle.pop().close()
+        await asyncio.sleep(0)  # a transport lets go of its socket in the next turn of the loop
 
     async def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str], largest: int) -> Answer:
         head = _head(method, self.prefix + path, self._authority, body, headers)
+        deadline = asyncio.get_running_loop().time() + self.limits.total
         while True:
-            connection = await self._connection()
+            connection = await self._connection(deadline)
             try:
-                answer, reusable = await self._once(connection, method, head + body, largest)
+                answer, reusable = await self._once(connection, method, head + body, largest, deadline)
             except _Stale:
                 connection.close()
                 continue
             except BaseException:
                 connection.close()
                 raise
-            if reusable:
+            connection.busy = False
+            if reusable and not connection.data:
                 connection.used = True
                 self._idle.append(connection)
             else:
                 connection.close()
             return answer
 
-    async def _connection(self) -> _Connection:
+    async def _connection(self, deadline: float) -> _Connection:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.reader.at_eof() and not connection.writer.is_closing():
+            if connection.usable:
                 return connection
             connection.close()
+        loop = asyncio.get_running_loop()
+        seconds = min(self.limits.connect, deadline - loop.time())
         try:
-            async with asyncio.timeout(self.limits.connect):
-                reader, writer = await asyncio.open_connection(
-                    self.host, self.port, ssl=self._tls, limit=LARGEST_HEAD, happy_eyeballs_delay=0.25
+            async with asyncio.timeout(seconds):
+                _, connection = await loop.create_connection(
+                    _Connection, self.host, self.port, ssl=self._tls, happy_eyeballs_delay=0.25
                 )
         except TimeoutError as error:
-            raise Unreachable(f"{self.url} did not answer within {self.limits.connect:g} s.") from error
+            raise Unreachable(f"{self.url} did not answer within {seconds:g} s.") from error
         except ssl.SSLError as error:
             raise Unreachable(
                 f"{self.url} has no certificate that we trust ({error.reason or error}). "
@@ -159,31 +212,51 @@ class Client:
             ) from error
         except OSError as error:
             raise Unreachable(f"{self.url} cannot be reached: {error.strerror or error}.") from error
-        return _Connection(reader, writer)
+        return connection
 
-    async def _once(self, connection: _Connection, method: str, data: bytes, largest: int) -> tuple[Answer, bool]:
+    async def _once(
+        self, connection: _Connection, method: str, data: bytes, largest: int, deadline: float
+    ) -> tuple[Answer, bool]:
         """One request on one connection; whether the connection may serve another."""
+        connection.busy = True
+        connection.write(data)
+        self.bytes_up += len(data)
         try:
-            connection.writer.write(data)
-            await connection.writer.drain()
-            self.bytes_up += len(data)
-            first = await self._within(connection.reader.readuntil(b"\r\n\r\n"))
-        except asyncio.LimitOverrunError as error:
-            raise Unreachable(f"{self.url} sent more than {LARGEST_HEAD} bytes of headers.") from error
-        except (OSError, asyncio.IncompleteReadError, ssl.SSLError) as error:
-            partial = getattr(error, "partial", b"")
-            if connection.used and not partial and not isinstance(error, TimeoutError):
+            first = await self._until(connection, b"\r\n\r\n", deadline)
+        except EOFError as error:
+            if connection.used and not connection.data:
                 raise _Stale from error
             raise Unreachable(f"{self.url} closed the connection before it answered.") from error
         version, status, headers = self._parse(first)
         try:
-            body, framed = await self._body(connection.reader, method, status, headers, largest)
-        except (OSError, asyncio.IncompleteReadError, ssl.SSLError) as error:
+            body, framed = await self._body(connection, method, status, headers, largest, deadline)
+        except EOFError as error:
             raise Unreachable(f"{self.url} closed the connection within its answer.") from error
         self.bytes_down += len(first) + len(body)
         said = headers.get("connection", "").lower()
         keep = said != "close" if version == "HTTP/1.1" else said == "keep-alive"
         return Answer(status, headers, body), framed and keep
+
+    async def _more(self, connection: _Connection, deadline: float) -> None:
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            await connection.more(min(self.limits.read, max(0.0, left)))
+        except TimeoutError as error:
+            seconds = f"{self.limits.read:g} s to go on" if self.limits.read < left else f"{self.limits.total:g} s"
+            raise Unreachable(f"{self.url} took more than {seconds} to answer.") from error
+
+    async def _until(self, connection: _Connection, mark: bytes, deadline: float) -> bytes:
+        """What comes up to the mark, and the mark."""
+        while not 0 <= (at := connection.data.find(mark)) <= LARGEST_HEAD:
+            if len(connection.data) > LARGEST_HEAD:
+                raise Unreachable(f"{self.url} sent more than {LARGEST_HEAD} bytes of headers.")
+            await self._more(connection, deadline)
+        return connection.take(at + len(mark))
+
+    async def _exactly(self, connection: _Connection, size: int, deadline: float) -> bytes:
+        while len(connection.data) < size:
+            await self._more(connection, deadline)
+        return connection.take(size)
 
     def _parse(self, head: bytes) -> tuple[str, int, dict[str, str]]:
         lines = head.decode("latin-1").split("\r\n")
@@ -200,31 +273,38 @@ class Client:
         return version, int(code), headers
 
     async def _body(
-        self, reader: asyncio.StreamReader, method: str, status: int, headers: Mapping[str, str], largest: int
+        self,
+        connection: _Connection,
+        method: str,
+        status: int,
+        headers: Mapping[str, str],
+        largest: int,
+        deadline: float,
     ) -> tuple[bytes, bool]:
         """The body, and whether its end was marked."""
         if method == "HEAD" or status in (204, 304) or status < 200:
             return b"", True
         most = min(largest, LARGEST_PROBLEM) if status >= 400 else largest
         if headers.get("transfer-encoding", "").lower() == "chunked":
-            return await self._chunks(reader, most), True
+            return await self._chunks(connection, most, deadline), True
         length = headers.get("content-length")
         if length is not None:
             if not (length.isascii() and length.isdigit()):
                 raise Unreachable(f"{self.url} sent a malformed length.")
             self._bounded(int(length), most)
-            return await self._within(reader.readexactly(int(length))), True
-        pieces, size = [], 0
-        while piece := await self._within(reader.read(65_536)):
-            size += len(piece)
-            self._bounded(size, most)
-            pieces.append(piece)
-        return b"".join(pieces), False
+            return await self._exactly(connection, int(length), deadline), True
+        with contextlib.suppress(EOFError):
+            while True:
+                self._bounded(len(connection.data), most)
+                await self._more(connection, deadline)
+        self._bounded(len(connection.data), most)
+        return connection.take(len(connection.data)), False
 
-    async def _chunks(self, reader: asyncio.StreamReader, most: int) -> bytes:
-        pieces, size = [], 0
+    async def _chunks(self, connection: _Connection, most: int, deadline: float) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
         while True:
-            line = await self._within(reader.readuntil(b"\r\n"))
+            line = await self._until(connection, b"\r\n", deadline)
             try:
                 length = int(line.split(b";")[0].strip(), 16)
             except ValueError as error:
@@ -232,19 +312,15 @@ class Client:
             size += length
             self._bounded(size, most)
             if length <= 0:
-                while await self._within(reader.readuntil(b"\r\n")) != b"\r\n":
+                while await self._until(connection, b"\r\n", deadline) != b"\r\n":
                     pass
                 return b"".join(pieces)
-            pieces.append(await self._within(reader.readexactly(length)))
-            await self._within(reader.readexactly(2))
+            pieces.append(await self._exactly(connection, length, deadline))
+            await self._exactly(connection, 2, deadline)
 
     def _bounded(self, size: int, most: int) -> None:
         if size > most:
             raise Unreachable(f"{self.url} answered with {size:,} bytes or more; a device reads at most {most:,}.")
-
-    async def _within(self, reading: Awaitable[T]) -> T:
-        async with asyncio.timeout(self.limits.read):
-            return await reading
 
 
 def _trust(ca: Path | str | None) -> ssl.SSLContext:
