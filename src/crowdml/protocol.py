@@ -115,6 +115,34 @@ class Field:
     high: int
 
 
+@dataclass(frozen=True)
+class Noisy:
+    """Sums of noisy counts: `counts` over `samples` samples, and the `variance` that the noise gave to each of them.
+
+    All three add up, so the difference of two moments is the same thing for the check-ins between them.
+    """
+
+    counts: tuple[int, ...]
+    samples: int
+    variance: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How a task goes, from releases alone: mistakes (one count), and labels (a count for each cell), since its start.
+
+    None where the task lets no such count out.
+    """
+
+    check_ins: int
+    errors: Noisy | None = None
+    labels: Noisy | None = None
+
+
+def _untold(task: Task, state: Any) -> Tally | None:
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Protocol:
     """`mechanisms` is the privacy plan: quote, ledger, the owner's sentence, docs and audit all read it."""
@@ -133,6 +161,8 @@ class Protocol:
     """The task with what the protocol chose for it written in (the grid): the form that is published and pinned."""
     expected: Callable[[Task], Mapping[str, Mapping[str, Field]]]
     """For each kind of message that the server hears, what its fields look like; anything else is refused."""
+    progress: Callable[[Task, Any], Tally | None] = _untold
+    """From the server's state, what plots may show; None where a protocol counts nothing."""
 
 
 def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:

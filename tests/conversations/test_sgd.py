@@ -437,3 +437,28 @@ def test_sensing_hands_over_a_private_batch():
     event = sensed(BATCH)
     assert isinstance(event, Sensed)
     assert event.batch.part == Rows(0, 5)
+
+
+def test_the_tally_has_the_sums_and_the_variance_of_their_noise_so_that_differences_are_windows():
+    bench = server(sgd.protocol, TASK)
+    bench.hears(gradient(np.zeros((4, 3)), [2], [1, 0, 3]), sender="a")
+    one = sgd.tally(TASK, bench.state)
+    bench.hears(gradient(np.zeros((4, 3)), [-1], [0, 5, 0]), sender="b")
+    two = sgd.tally(TASK, bench.state)
+    assert (one.check_ins, two.check_ins) == (1, 2)
+    assert one.errors is not None
+    assert two.errors is not None
+    assert two.labels is not None
+    assert (one.errors.counts, two.errors.counts, two.labels.counts) == ((2,), (1,), (1, 5, 3))
+    assert two.errors.samples == 2 * one.errors.samples
+    assert two.errors.variance == pytest.approx(2 * one.errors.variance)
+    rates = progress(TASK, 2, 1, np.array([1, 5, 3]))
+    assert rates.error == two.errors.counts[0] / two.errors.samples
+    assert rates.error_sd == pytest.approx(math.sqrt(two.errors.variance) / two.errors.samples)
+
+
+def test_a_task_that_lets_no_counts_out_tallies_its_check_ins_alone():
+    silent = task(epsilon="{ gradient = 1.0 }")
+    bench = server(sgd.protocol, silent)
+    bench.hears(gradient(np.zeros((4, 3))), sender="a")
+    assert (sgd.tally(silent, bench.state).errors, sgd.tally(silent, bench.state).labels) == (None, None)

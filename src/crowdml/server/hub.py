@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.protocol import quote
+from crowdml.server import points
 from crowdml.server.limits import Limits, Rates
 from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
@@ -82,6 +83,9 @@ class Hub:
         self._joined: dict[str, frozenset[bytes]] = {}
         self._sets: dict[frozenset[bytes], frozenset[bytes]] = {}
         self._doubtful: set[bytes] = set()
+        self._pointed: dict[bytes, int] = {}
+        self.ending = asyncio.Event()
+        """Set when the server begins to stop: what never ends by itself, such as a live page, ends then."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._waiting: list[tuple[Signed, asyncio.Future[tuple[int, bytes]]]] = []
         self._awake = asyncio.Event()
@@ -123,10 +127,11 @@ class Hub:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Notice what `crowdml task start|stop` wrote beside us."""
+        """Notice what `crowdml task start|stop` wrote beside us, and keep a point of each task that moved."""
         while not self.closing:
             with contextlib.suppress(StoreError):
                 await self.write(self._follow)
+                await self.write(self._point)
             await asyncio.sleep(WATCH_EVERY)
 
     def _follow(self) -> None:
@@ -140,9 +145,16 @@ class Hub:
             except CrowdmlError as error:
                 log.error("task %s cannot be hosted: %s", stored.name, error)
 
+    def _point(self) -> None:
+        for hash_, runner in self.runners.items():
+            if hash_ not in self._doubtful and self._pointed.get(hash_) != runner.index:
+                points.record(self.store, runner, self.clock())
+                self._pointed[hash_] = runner.index
+
     async def close(self) -> None:
         """Drain what waits, take snapshots, close the store."""
         self.closing = True
+        self.ending.set()
         self._awake.set()
         if self._watcher is not None:
             self._watcher.cancel()
@@ -155,6 +167,8 @@ class Hub:
         self.store.close()
 
     def _snapshots(self) -> None:
+        with contextlib.suppress(StoreError):
+            self._point()
         for hash_, runner in self.runners.items():
             if hash_ in self._doubtful:
                 continue

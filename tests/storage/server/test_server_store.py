@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 
 import msgpack
 import pytest
@@ -56,7 +57,20 @@ def test_the_points_of_a_plot_are_thinned_and_keep_their_first_and_last(url):
         found = store.points(TASK)
         assert 200 <= len(found) <= 400
         assert (found[0].index, found[-1].index, found[-1].figures) == (1, 1_002, b"again")
-        assert [each.index for each in found] == sorted({each.index for each in found})
+        places = [each.index for each in found]
+        assert places == sorted(set(places))
+        gaps = [after - before for before, after in pairwise(places)]
+        assert max(gaps) <= 2 * (1_002 / len(places) + 1), "they stay spread over the whole life of the task"
+
+
+def test_an_invitation_is_looked_up_by_its_code_and_is_not_used_by_that(url):
+    with Store(url) as store:
+        store.add_task(b"a task", "digits", NOW)
+        store.invite(b"c" * 32, NOW, uses=2, tasks=[TASK], label="sheet")
+        for _ in range(3):
+            found = store.invitation(b"c" * 32)
+            assert (found.used, found.uses, found.tasks, found.label) == (0, 2, (TASK,), "sheet")
+        assert store.invitation(b"d" * 32) is None
 
 
 @pytest.mark.parametrize("time", ["yesterday", "2025-01-31T12:00:00", ""])
@@ -290,3 +304,16 @@ def test_used_counts_the_devices_that_an_invitation_let_in(asks):
                 let_in[code].add(number)
         assert {each.code_hash: each.used for each in store.invitations()} == {c: len(s) for c, s in let_in.items()}
         assert {each.id for each in store.devices()} == {name(n) for n in let_in[b"a" * 32] | let_in[b"b" * 32]}
+
+
+def test_an_owner_sees_what_a_device_gave_newest_first_until_it_withdraws(url):
+    with Store(url) as store:
+        prepare(store)
+        store.append(TASK, [check_in(1, 1), check_in(2, 1)])
+        store.append(TASK, [check_in(1, 2)])
+        assert [(each.task, each.index, each.seq) for each in store.given(name(1))] == [(TASK, 3, 2), (TASK, 1, 1)]
+        assert len(store.given(name(1), limit=1)) == 1
+        assert store.seqs(name(1)) == {TASK: 2}
+        assert store.contributors(TASK) == 2
+        store.withdraw(name(1), LATER)
+        assert store.given(name(1)) == []

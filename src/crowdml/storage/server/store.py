@@ -27,6 +27,7 @@ from crowdml.storage.server.schema import (
     invitation,
     invitation_task,
     journal,
+    latest,
     operator,
     point,
     publication,
@@ -44,6 +45,7 @@ __all__ = [
     "Enrolment",
     "EnrolmentRefused",
     "Event",
+    "Given",
     "Invitation",
     "Point",
     "Session",
@@ -149,6 +151,19 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A check-in as its owner sees it: its place in the journal of `task`, and the packed totals it was signed with."""
+
+    task: bytes
+    index: int
+    seq: int
+    hash: bytes
+    chain: bytes
+    statement: bytes | None
+    received_at: str
+
+
+@dataclass(frozen=True)
 class Counts:
     """For metrics. `entries` is over all journals; `bodies` those not reduced."""
 
@@ -211,7 +226,10 @@ class Store(Journal):
             )
 
     def add_point(self, hash_: bytes, index: int, at: str, figures: bytes) -> None:
-        """Keep a moment of the plots. Above `MOST_POINTS` every second one but the last goes."""
+        """Keep a moment of the plots. Above `MOST_POINTS` the one goes whose neighbours are nearest to each other.
+
+        So points stay spread over the whole life of a task, within a factor of two; the first and the last stay.
+        """
         with self.writing() as connection:
             number = task_number(connection, hash_)
             here = (point.c.task == number) & (point.c.index == index)
@@ -223,15 +241,16 @@ class Store(Journal):
                 ).scalars()
             )
             if len(kept) > MOST_POINTS:
-                gone = kept[1:-1:2]
-                connection.execute(point.delete().where(point.c.task == number, point.c.index.in_(gone)))
+                _, gone = min((kept[place + 1] - kept[place - 1], kept[place]) for place in range(1, len(kept) - 1))
+                connection.execute(point.delete().where(point.c.task == number, point.c.index == gone))
 
     def points(self, hash_: bytes) -> list[Point]:
         """Oldest first."""
-        query = sa.select(point.c.index, point.c.at, point.c.figures).join(task, task.c.number == point.c.task)
+        place = point.c.index.label("place")  # a row has an `index` of its own
+        query = sa.select(place, point.c.at, point.c.figures).join(task, task.c.number == point.c.task)
         with self.reading() as connection:
             rows = connection.execute(query.where(task.c.hash == hash_).order_by(point.c.index)).all()
-        return [Point(row.index, row.at, row.figures) for row in rows]
+        return [Point(row.place, row.at, row.figures) for row in rows]
 
     def task(self, hash_: bytes) -> StoredTask | None:
         with self.reading() as connection:
@@ -310,6 +329,17 @@ class Store(Journal):
             for row in rows
         ]
 
+    def invitation(self, code_hash: bytes) -> Invitation | None:
+        """The invitation of this code; None where there is none. It is not used by being looked at."""
+        with self.reading() as connection:
+            row = connection.execute(sa.select(invitation).where(invitation.c.code_hash == code_hash)).first()
+            if row is None:
+                return None
+            to = sa.select(task.c.hash).join(invitation_task, invitation_task.c.task == task.c.number)
+            to = to.where(invitation_task.c.invitation == row.number).order_by(task.c.number)
+            tasks = tuple(connection.execute(to).scalars())
+        return Invitation(row.code_hash, row.label, row.uses, row.used, row.rate, row.ends_at, row.created_at, tasks)
+
     def end_invitation(self, code_hash: bytes, at: str) -> bool:
         """Let nobody in any more by this code; whether there was one."""
         with self.writing() as connection:
@@ -387,6 +417,40 @@ class Store(Journal):
     def devices(self, after: str = "", limit: int = 100) -> list[Device]:
         """Devices in the order of their ids, those after `after`; a page at a time."""
         return self._devices(device.c.id > after, limit=limit)
+
+    def contributors(self, hash_: bytes) -> int:
+        """How many devices have checked in to this task."""
+        query = sa.select(sa.func.count()).select_from(latest).join(task, task.c.number == latest.c.task)
+        with self.reading() as connection:
+            return connection.execute(query.where(task.c.hash == hash_)).scalar_one()
+
+    def given(self, device_id: str, limit: int = 100) -> list[Given]:
+        """What a device checked in, over all tasks, newest first; of one that withdrew, nothing."""
+        at = journal.c.index.label("at")
+        query = (
+            sa.select(task.c.hash.label("of"), at, journal.c.seq, journal.c.hash, journal.c.chain,
+                      journal.c.statement, journal.c.received_at)
+            .join(task, task.c.number == journal.c.task)
+            .join(device, device.c.number == journal.c.device)
+            .where(device.c.id == device_id, device.c.withdrawn_at.is_(None))
+            .order_by(journal.c.received_at.desc(), at.desc())
+            .limit(limit)
+        )  # fmt: skip
+        with self.reading() as connection:
+            rows = connection.execute(query).all()
+        return [Given(row.of, row.at, row.seq, row.hash, row.chain, row.statement, row.received_at) for row in rows]
+
+    def seqs(self, device_id: str) -> dict[bytes, int]:
+        """How often a device has checked in to each task that it ever checked in to."""
+        query = (
+            sa.select(task.c.hash, latest.c.seq)
+            .join(task, task.c.number == latest.c.task)
+            .join(device, device.c.number == latest.c.device)
+            .where(device.c.id == device_id)
+            .order_by(task.c.number)
+        )
+        with self.reading() as connection:
+            return {row.hash: row.seq for row in connection.execute(query)}
 
     def active_keys(self) -> dict[str, bytes]:
         """The public key of every device that may check in."""
