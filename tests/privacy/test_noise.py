@@ -24,7 +24,7 @@ from scipy import stats
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.privacy import laws, noise
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace, Geometric, Skellam
-from crowdml.privacy.noise import Silence, SystemSource
+from crowdml.privacy.noise import FEW, Silence, SystemSource, _tabled
 
 ALARM = 1e-6
 FIVE_SIGMA = float(stats.norm.isf(ALARM / 2))
@@ -230,8 +230,19 @@ def test_draws_on_either_side_of_each_threshold_fall_on_its_side(law):
     cuts = law.thresholds(63)
     near = {cut + step for cut in cuts for step in range(-2, 4)} | {2**63 - 1}
     numbers = [number for number in sorted(near) if 0 <= number < 2**63][::3]
-    found = [int(SystemSource(Script(2 * number, 0, 0, 0))._draw(law, 1)[0][0]) for number in numbers]
+    found = [int(SystemSource(Script(2 * number, 0, 0, 0))._draw(_tabled(law), 1)[0][0]) for number in numbers]
     assert found == [inverse(law, number, 63) for number in numbers]
+
+
+@pytest.mark.parametrize("law", [*SYMMETRIC, Geometric(Fraction(7, 2)), Geometric(Fraction(7, 2), below=8)], ids=str)
+def test_many_draws_are_decided_as_one_is(law):
+    cuts = law.thresholds(63)
+    near = sorted({cut + step for cut in cuts for step in range(-2, 4)} | {0, 1, 2**63 - 1})
+    numbers = [number for number in near if 0 <= number < 2**63]
+    many = (numbers * (1 + FEW // len(numbers)))[: max(len(numbers), FEW + 1)]
+    script = Script(*(2 * number for number in many), *[0] * 4 * len(many))
+    found, _ = SystemSource(script)._draw(_tabled(law), len(many))
+    assert found.tolist() == [inverse(law, number, 63) for number in many]
 
 
 def test_ties_in_the_middle_of_a_vector_leave_the_other_draws_alone():

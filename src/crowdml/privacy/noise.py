@@ -37,6 +37,14 @@ MOST_DRAWS = 1024
 WORD = 63
 """Bits of the first look at a draw: a machine word less one bit, which serves as the sign."""
 
+FEW = 48
+"""Draws up to which they are looked up one by one."""
+
+SHORT = 65_536
+"""Entries of a table that is kept as a list too, 40 bytes each."""
+
+_ONE, _TWO = np.uint64(1), np.uint64(2)
+
 Words = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.int64]
 
@@ -72,19 +80,19 @@ class SystemSource:
         """X = G or -1 - G, and G = m H + L, with independent H, L and choice: three small tables at any scale."""
         _at_most("scale", scale, LARGEST)
         size = _size(like)
-        m = _block(scale)
-        g = m * self._draw(Geometric(scale / m), size)[0] + self._draw(Geometric(scale, below=m), size)[0]
-        negative = self._draw(Geometric(scale, below=2), size)[0]
+        m, high, low, side = _laplace(scale)
+        g = m * self._draw(high, size)[0] + self._draw(low, size)[0]
+        negative = self._draw(side, size)[0]
         return _shaped(np.where(negative, -1 - g, g), like)
 
     def discrete_gaussian(self, sigma: Fraction, like: Array) -> Integers:
         _at_most("sigma", sigma, LARGEST)
-        return _shaped(self._signed(DiscreteGaussian(sigma), _size(like)), like)
+        return _shaped(self._signed(_gaussian(sigma), _size(like)), like)
 
     def skellam(self, variance: Fraction, like: Array) -> Integers:
         draws = max(1, -(-variance // LARGEST**2))
         _at_most("variance", variance, MOST_DRAWS * LARGEST**2)
-        law = Skellam(variance / draws)
+        law = _tabled(Skellam(variance / draws))
         total = self._signed(law, _size(like))
         for _ in range(draws - 1):
             total += self._signed(law, len(total))
@@ -100,27 +108,37 @@ class SystemSource:
             words[again] = self._words(again.size)
         return _shaped((words % np.uint64(n)).astype(np.int64), like)
 
-    def _signed(self, law: Thresholds, size: int) -> Counts:
+    def _signed(self, law: _Tabled, size: int) -> Counts:
         """Signs are fair and independent of the magnitude; that of a zero does not matter."""
         magnitude, negative = self._draw(law, size)
         return np.where(negative, -magnitude, magnitude)
 
-    def _draw(self, law: Thresholds, size: int) -> tuple[Counts, npt.NDArray[np.bool_]]:
+    def _draw(self, law: _Tabled, size: int) -> tuple[Counts, npt.NDArray[np.bool_]]:
         """Independent draws of the law, and as many fair coins.
 
         A prefix u of U is decided when no enclosed F(k) can lie in [u, u + 1) / 2^63: then the draw is the smallest k
         with U < F(k), whatever bits follow.
         """
         words = self._words(size)
-        prefix, coin = words >> np.uint64(1), (words & np.uint64(1)).astype(np.bool_)
-        table = _table(law)
-        found = np.searchsorted(table, prefix, side="right")
-        below = np.where(found > 0, table[found - 1], np.uint64(0))
-        open_ = (found == len(table)) | ((found > 0) & (prefix - below < 2))
-        found = found.astype(np.int64)
+        if size <= FEW and law.list:
+            return self._draw_few(law, words)
+        prefix, coin = words >> _ONE, (words & _ONE).astype(np.bool_)
+        found = law.array[1:].searchsorted(prefix, side="right")
+        open_ = (found == len(law.array) - 1) | (prefix - law.array[found] < _TWO)
         for place in np.flatnonzero(open_):
-            found[place] = self._decide(law, int(prefix[place]))
+            found[place] = self._decide(law.law, int(prefix[place]))
         return found, coin
+
+    def _draw_few(self, law: _Tabled, words: Words) -> tuple[Counts, npt.NDArray[np.bool_]]:
+        """The same, one by one: for a few draws arrays cost more than they save."""
+        table, found = law.list, list[int]()
+        for word in words.tolist():
+            prefix = word >> 1
+            place = bisect_right(table, prefix) - 1
+            if place == len(table) - 1 or prefix - table[place] < 2:
+                place = self._decide(law.law, prefix)
+            found.append(place)
+        return np.array(found, np.int64), (words & _ONE).astype(np.bool_)
 
     def _decide(self, law: Thresholds, prefix: int) -> int:
         """The same rule with 64 more bits, and more again, until it decides; with probability one it does."""
@@ -160,12 +178,39 @@ class Silence:
         return np.zeros(np.shape(like), np.int32)
 
 
-@lru_cache(maxsize=32)
-def _table(law: Thresholds) -> Words:
-    """The thresholds of the first look, built once per law: up to 2.6 MB at sigma = 2^15, a few hundred bytes at 1."""
-    table = np.array(law.thresholds(WORD), dtype=np.uint64)
+@dataclass(frozen=True, eq=False)
+class _Tabled:
+    """A law, and the thresholds of the first look: up to 2.6 MB at sigma = 2^15, a few hundred bytes at 1.
+
+    Before them stands -2, modulo 2^64 in the array: what lies below the first threshold is on no other one's edge.
+    """
+
+    law: Thresholds
+    array: Words
+    list: list[int]
+    """The same, where it is short."""
+
+
+@lru_cache(maxsize=64)
+def _tabled(law: Thresholds) -> _Tabled:
+    """Built once per law."""
+    thresholds = [-2, *law.thresholds(WORD)]
+    table = np.array([2**64 - 2, *thresholds[1:]], dtype=np.uint64)
     table.flags.writeable = False
-    return table
+    return _Tabled(law, table, thresholds if len(thresholds) <= SHORT else [])
+
+
+@lru_cache(maxsize=16)
+def _gaussian(sigma: Fraction) -> _Tabled:
+    return _tabled(DiscreteGaussian(sigma))
+
+
+@lru_cache(maxsize=16)
+def _laplace(scale: Fraction) -> tuple[int, _Tabled, _Tabled, _Tabled]:
+    """The size m of a block, and the laws of the block, of the place in it and of the side."""
+    m = _block(scale)
+    high, low, side = Geometric(scale / m), Geometric(scale, below=m), Geometric(scale, below=2)
+    return m, _tabled(high), _tabled(low), _tabled(side)
 
 
 def _block(scale: Fraction) -> int:
