@@ -19,6 +19,7 @@ from crowdml.cli.data import data
 from crowdml.cli.demo import demo
 from crowdml.cli.device import budget, fleet, join, leave
 from crowdml.cli.ledger import ledger
+from crowdml.cli.operator import invitation, invite, operator
 from crowdml.cli.output import close_quietly, say_error
 from crowdml.cli.reproduce import reproduce
 from crowdml.cli.serve import serve
@@ -81,6 +82,9 @@ def cli() -> None:
 for command in (
     demo,
     serve,
+    operator,
+    invite,
+    invitation,
     backup,
     restore,
     replay,

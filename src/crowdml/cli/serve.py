@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from crowdml.cli.output import Report, json_option
+from crowdml.cli.output import OutputError, Report, json_option
+
+if TYPE_CHECKING:
+    from crowdml.server.logs import Shape
 
 
 @click.command()
@@ -22,6 +25,11 @@ from crowdml.cli.output import Report, json_option
 @click.option("--invite", default=0, show_default=True, help="Print an invitation for so many devices.")
 @click.option("--certificate", nargs=2, default=None, type=click.Path(path_type=Path),
               help="TLS: the files of the certificate chain and of its key.")  # fmt: skip
+@click.option(
+    "--tls-local", is_flag=True, help="TLS by an authority of the folder's own, which devices are told to trust."
+)
+@click.option("--log", "shape", type=click.Choice(["plain", "json"]), default="plain", show_default=True,
+              help="The log on stderr: lines for people, or a JSON object a line.")  # fmt: skip
 @click.option(
     "--address-rate",
     type=click.FloatRange(min=0.1),
@@ -51,6 +59,8 @@ def serve(
     tasks: tuple[str, ...],
     invite: int,
     certificate: tuple[Path, Path] | None,
+    tls_local: bool,
+    shape: Shape,
     address_rate: float | None,
     device_rate: float | None,
     pace: float | None,
@@ -61,10 +71,13 @@ def serve(
     from crowdml.cli.task import find_task
     from crowdml.protocols import settled
     from crowdml.server.limits import Limits
-    from crowdml.server.serve import Started, log_plainly, run
+    from crowdml.server.logs import log_to_stderr
+    from crowdml.server.serve import Started, run
     from crowdml.server.serve import serve as make
 
     report = Report(json_path)
+    if tls_local and certificate is not None:
+        raise OutputError("--tls-local makes a certificate and --certificate names one: choose one of them.")
     given: dict[str, Any] = {
         "address_rate": address_rate,
         "address_burst": address_rate and max(1, 5 * address_rate),
@@ -77,12 +90,29 @@ def serve(
 
     def tell(started: Started) -> None:
         report.line(f"Serving {', '.join(started.tasks) or 'no task yet'} at {started.address}")
+        local = started.local
+        if local is not None:
+            report.line(f"TLS by this folder's own authority: {local.authority}")
+            report.line(f"  SHA-256 {local.fingerprint}")
+            report.line(
+                f"  Trust it where you browse: docs/tls.md. A device: crowdml join ... --ca {local.authority.name}"
+            )
+        trust = f" --ca {local.authority}" if local is not None else ""
         if started.code is not None:
-            report.line(f"A device joins with: crowdml join {started.address} {started.code} --source csv:FILE")
-        result: dict[str, Any] = {"address": started.address, "tasks": list(started.tasks), "code": started.code}
+            report.line(f"A device joins with: crowdml join {started.address} {started.code}{trust} --source csv:FILE")
+        if started.setup is not None:
+            report.line("There is no operator yet. Make an account at this address, which is shown this once:")
+            report.line(f"  {started.setup}")
+        result: dict[str, Any] = {
+            "address": started.address,
+            "tasks": list(started.tasks),
+            "code": started.code,
+            "setup": started.setup,
+            "authority": None if local is None else str(local.authority),
+        }
         report.finish(result)
 
-    log_plainly()
+    log_to_stderr(shape)
     run(
         make(
             folder,
@@ -92,6 +122,7 @@ def serve(
             tasks=[settled(find_task(name)) for name in tasks],
             invite=invite,
             certificate=certificate,
+            tls_local=tls_local,
             limits=limits,
             started=tell,
         )

@@ -27,11 +27,11 @@ database_option = click.option(
 )
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
+def store_options(command: Callable[..., None]) -> Callable[..., None]:
     return folder_option(database_option(json_option(command)))
 
 
-def _open(folder: Path, database: str | None) -> Store:
+def open_store(folder: Path, database: str | None) -> Store:
     """The server's store, which has to be there; the server may run meanwhile."""
     from crowdml.server.serve import DATABASE
     from crowdml.storage.server import Store, StoreError
@@ -44,7 +44,7 @@ def _open(folder: Path, database: str | None) -> Store:
 
 @task.command("start")
 @click.argument("name", metavar="TASK")
-@_options
+@store_options
 def start(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
     """Host TASK (a file, or a shipped name), or go on with one that stands still. A running server notices at once."""
     from crowdml.protocols import settled
@@ -67,7 +67,7 @@ def start(name: str, folder: Path, database: str | None, json_path: str | None) 
 @task.command("stop")
 @click.argument("name", metavar="TASK")
 @click.option("--pause", is_flag=True, help="Only for now: devices are asked to come back.")
-@_options
+@store_options
 def stop(name: str, pause: bool, folder: Path, database: str | None, json_path: str | None) -> None:
     """Take no more check-ins for TASK (its name on the server). The model stays."""
     from crowdml.server.export import find_hash
@@ -81,7 +81,7 @@ def _change(
     from crowdml.server.hub import utc_now
 
     report = Report(json_path)
-    with _open(folder, database) as store:
+    with open_store(folder, database) as store:
         hash_ = find(store)
         store.set_state(hash_, state, utc_now())
         store.record(state, utc_now(), "by the command line", hash_)
@@ -97,7 +97,7 @@ def _change(
 @click.option(
     "--transcript", "transcript_path", metavar="FILE", default=None, help="What `crowdml replay` folds again."
 )
-@_options
+@store_options
 def export(
     name: str,
     model_path: str | None,
@@ -116,7 +116,7 @@ def export(
         raise OutputError(f"{model_path}: a model file ends in .safetensors.")
     report = Report(json_path)
     result: dict[str, Any] = {}
-    with _open(folder, database) as store:
+    with open_store(folder, database) as store:
         hash_ = find_hash(store, name)
         if model_path is not None:
             model = export_model(store, hash_)
@@ -159,11 +159,11 @@ def replay(transcript: Path, out: str | None, json_path: str | None) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@_options
+@store_options
 def backup(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
     """Copy one moment of the server's database to FILE, while it serves."""
     report = Report(json_path)
-    with _open(folder, database) as store:
+    with open_store(folder, database) as store:
         size = store.backup(file)
     report.line(f"Backup: {file}, {size_text(size)}. It holds the server's key: keep it as safe as the server.")
     report.finish({"path": str(file), "bytes": size})
@@ -171,7 +171,7 @@ def backup(file: Path, folder: Path, database: str | None, json_path: str | None
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@_options
+@store_options
 def restore(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
     """Put the backup FILE into an empty server folder, and check everything in it."""
     from crowdml.server.serve import DATABASE

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crowdml.server import portal
+from crowdml.server import logs, portal
 from crowdml.server.hub import Hub, price_of
 from crowdml.server.limits import Rates
 from crowdml.server.openapi import describe
@@ -97,7 +97,7 @@ class Front:
                     self.addresses.give(address)
                     return
             scope["crowdml.request"] = secrets.token_hex(6)
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, logs.logged(scope, send))
         except Problem as problem:
             await note(problem, scope, self.hub)(scope, receive, send)
         except StoreError as error:
@@ -171,7 +171,7 @@ def note(problem: Problem, scope: Scope, hub: Hub) -> Response:
     """A refusal: counted, one line in the log without a traceback, and the answer."""
     number = scope.setdefault("crowdml.request", secrets.token_hex(6))
     hub.counts[problem.slug] = hub.counts.get(problem.slug, 0) + 1
-    log.info("request %s: %s: %d %s", number, _shown(scope), problem.status, problem.slug)
+    logs.refused(scope, problem.status, problem.slug)
     headers = {"Crowdml-Request": number}
     if problem.retry_after is not None:
         headers["Retry-After"] = str(problem.retry_after)
@@ -184,7 +184,7 @@ def note(problem: Problem, scope: Scope, hub: Hub) -> Response:
 
 def _shown(scope: Scope) -> str:
     """Method and path on one line, whatever the peer put in them."""
-    return f"{scope['method']} {scope['path'][:120]}".encode("unicode_escape").decode("ascii")
+    return f"{scope['method']} {logs.shown_path(scope['path'])}"
 
 
 async def refuse(request: Request, problem: Exception) -> Response:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,17 @@ from crowdml.errors import CrowdmlError
 from crowdml.server.app import make_app
 from crowdml.server.connection import connection_class
 from crowdml.server.hub import Hub
+from crowdml.server.invitations import ADDRESS, AUTHORITY
 from crowdml.server.limits import Limits
+from crowdml.server.operators import new_setup_token
+from crowdml.server.tls import Local, TlsError, local_certificate, reachable_host
 from crowdml.storage.server import Store
 from crowdml.task import Task
 
 DATABASE = "server.sqlite"
+RENEW_EVERY = 3600.0
+"""Seconds between looks at the certificate: one that was renewed is used for new connections."""
+log = logging.getLogger("crowdml.server")
 
 
 class CannotServe(CrowdmlError):  # noqa: N818  reads as the sentence it raises
@@ -40,6 +47,10 @@ class Started:
     hub: Hub
     stop: Callable[[], None]
     """Ask the server to drain and end; from any thread."""
+    setup: str | None = None
+    """Where the first operator makes an account; None once there is one. Shown once, kept nowhere."""
+    local: Local | None = None
+    """The local authority of `--tls-local`."""
 
 
 class _Server(uvicorn.Server):
@@ -69,13 +80,50 @@ async def serve(
     tasks: Sequence[Task] = (),
     invite: int = 0,
     certificate: tuple[Path, Path] | None = None,
+    tls_local: bool = False,
     limits: Limits | None = None,
     started: Callable[[Started], None] = lambda _: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then drain and take snapshots. `invite` uses of a fresh invitation are printed."""
     listening = _listen(host, port)
     with contextlib.closing(listening):
-        await _serve(folder, listening, host, database, tasks, invite, certificate, limits, started)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        local = local_certificate(folder, host) if tls_local else None
+        if local is not None:
+            certificate = local.certificate, local.key
+        if certificate is not None:
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)  # a wrong file is said before anything starts
+        await _serve(folder, listening, host, database, tasks, invite, certificate, local, limits, started)
+
+
+def _load(context: ssl.SSLContext, certificate: tuple[Path, Path]) -> None:
+    try:
+        context.load_cert_chain(*certificate)
+    except (OSError, ssl.SSLError) as error:
+        raise CannotServe(
+            f"The certificate {certificate[0]} with the key {certificate[1]} cannot be used: {error}. "
+            "Name the chain first, then its key, both in PEM."
+        ) from error
+
+
+async def _renew(context: ssl.SSLContext, certificate: tuple[Path, Path], folder: Path | None, host: str) -> None:
+    """Use a renewed certificate for new connections, without a restart: our own, or files that somebody replaced."""
+    loaded = _age(certificate)
+    while True:
+        await asyncio.sleep(RENEW_EVERY)
+        try:
+            if folder is not None:
+                await asyncio.to_thread(local_certificate, folder, host)
+            if _age(certificate) != loaded:
+                _load(context, certificate)
+                loaded = _age(certificate)
+                log.info("the certificate was renewed")
+        except (TlsError, CannotServe, OSError) as error:
+            log.error("the certificate could not be renewed: %s", error)
+
+
+def _age(certificate: tuple[Path, Path]) -> tuple[int, ...]:
+    return tuple(each.stat().st_mtime_ns for each in certificate)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -97,14 +145,17 @@ async def _serve(
     tasks: Sequence[Task],
     invite: int,
     certificate: tuple[Path, Path] | None,
+    local: Local | None,
     limits: Limits | None,
     started: Callable[[Started], None],
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     hub = Hub.open(Store(database or folder / DATABASE, serving=True), limits)
     for task in tasks:
         await hub.add_task(task)
     code = await hub.invite(uses=invite, label="made at the start") if invite else None
+    address = f"{'https' if certificate else 'http'}://{reachable_host(host)}:{listening.getsockname()[1]}"
+    await hub.write(_note_address, hub.store, address, local)
+    token = await hub.write(new_setup_token, hub.store)
     limits = hub.limits
     config = uvicorn.Config(
         make_app(hub),
@@ -123,17 +174,29 @@ async def _serve(
     while not server.started and not running.done():
         await asyncio.sleep(0.01)
     if server.started:
-        scheme = "https" if certificate else "http"
         names = tuple(each.task.name for each in hub.hosted())
 
         def stop() -> None:
             server.should_exit = True
 
-        started(Started(f"{scheme}://{host}:{listening.getsockname()[1]}", names, code, hub, stop))
+        setup = None if token is None else f"{address}/operator/setup?token={token}"
+        started(Started(address, names, code, hub, stop, setup, local))
+    renewing = None
+    if certificate is not None and config.ssl is not None:
+        renewal = _renew(config.ssl, certificate, folder if local else None, host)
+        renewing = asyncio.get_running_loop().create_task(renewal)
     with contextlib.suppress(asyncio.CancelledError):
         await running
+    if renewing is not None:
+        renewing.cancel()
     if not server.started:
         raise CannotServe("The server did not start. The log above says why.")
+
+
+def _note_address(store: Store, address: str, local: Local | None) -> None:
+    """For invitations: where this server is, and what to trust there."""
+    store.set_setting(ADDRESS, address.encode())
+    store.set_setting(AUTHORITY, b"" if local is None else local.authority.read_bytes())
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -144,10 +207,3 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         from asyncio import new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(work)
-
-
-def log_plainly() -> None:
-    """One line a refusal, on stderr, with its time and request id."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("uvicorn.error", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)

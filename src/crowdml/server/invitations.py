@@ -1,0 +1,302 @@
+"""Invitations in batches: codes that are shown once and kept nowhere, as CSV and as sheets to print.
+
+A code is 96 random bits in 16 characters that a URL takes as they are; the store has its hash.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from html import escape
+from urllib.parse import urlsplit
+
+from crowdml.errors import CrowdmlError
+from crowdml.server.hub import code_hash
+from crowdml.storage.server import Invitation, Store
+from crowdml.storage.server.operating import invite_many
+from crowdml.task import from_canonical
+
+__all__ = [
+    "BadInvitation",
+    "Batch",
+    "Card",
+    "Sheet",
+    "check_address",
+    "csv_text",
+    "make_batch",
+    "parse_end",
+    "public_address",
+    "qr_svg",
+    "sheet_html",
+    "sheets",
+    "title_of",
+    "trust_words",
+]
+
+ADDRESS, PUBLIC_ADDRESS, AUTHORITY = "address", "public-address", "tls-authority"
+"""Settings: where the server listens, where people reach it if that is elsewhere, and its own authority in PEM."""
+MOST = 10_000
+LONGEST_LABEL = 80
+_SPAN = re.compile(r"(\d{1,5})\s*([hdw])")
+_PLACE = re.compile(r"(.*) (\d+) of (\d+)")
+
+
+class BadInvitation(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """An invitation that cannot be made. `about` is the field that it stands next to."""
+
+    def __init__(self, sentence: str, about: str) -> None:
+        super().__init__(sentence)
+        self.about = about
+
+
+@dataclass(frozen=True)
+class Card:
+    """One invitation, while its code is still known."""
+
+    label: str
+    code: str
+    url: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was asked for, and its cards: all that there will ever be of the codes."""
+
+    title: str
+    address: str
+    uses: int
+    rate: int | None
+    ends_at: str | None
+    cards: tuple[Card, ...]
+
+
+def public_address(store: Store) -> str | None:
+    """Where devices reach this server: what an operator said, else where it listened last."""
+    found = store.setting(PUBLIC_ADDRESS) or store.setting(ADDRESS)
+    return found.decode() if found else None
+
+
+def check_address(text: str) -> str:
+    """An address that people can follow, without what does not belong there."""
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise BadInvitation(f"{text!r} is no address: write one like https://study.example.", "address")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def title_of(store: Store, tasks: Sequence[bytes]) -> str:
+    """What a card says it is for: the title of its only task; of several, or of all, their names."""
+    found = [each for each in store.tasks() if each.hash in tasks or not tasks]
+    if len(found) == 1:
+        task = from_canonical(found[0].canonical)
+        return task.title or task.name
+    return ", ".join(each.name for each in found[:4]) if tasks else "Take part in our studies"
+
+
+def trust_words(store: Store) -> str:
+    """What a join command needs besides address and code: nothing, or the local authority's file."""
+    return " --ca ca.pem" if store.setting(AUTHORITY) and not store.setting(PUBLIC_ADDRESS) else ""
+
+
+def parse_end(text: str, now: str) -> str | None:
+    """'30d', '12h', '2w', a date or a time: when an invitation ends. Nothing: never."""
+    text = text.strip()
+    if text.lower() in ("", "never"):
+        return None
+    start = datetime.fromisoformat(now)
+    match = _SPAN.fullmatch(text.lower())
+    if match is not None:
+        hours = int(match[1]) * {"h": 1, "d": 24, "w": 168}[match[2]]
+        end = start + timedelta(hours=hours) if hours <= 24 * 3660 else start
+    else:
+        try:
+            end = datetime.fromisoformat(text)
+        except ValueError:
+            raise BadInvitation(f"{text!r} is no end: say 30d, 12h, 2w, or a date like 2030-01-31.", "ends") from None
+        if len(text) == 10:  # a date: its whole day
+            end += timedelta(days=1)
+        if end.tzinfo is None:
+            end = end.replace(tzinfo=start.tzinfo)
+    if not start < end <= start + timedelta(days=3660):
+        raise BadInvitation(f"{text!r}: an invitation ends after now, and within ten years.", "ends")
+    return end.isoformat(timespec="microseconds")
+
+
+def make_batch(
+    store: Store,
+    now: str,
+    address: str,
+    *,
+    number: int = 1,
+    uses: int = 1,
+    ends_at: str | None = None,
+    rate: int | None = None,
+    tasks: Sequence[bytes] = (),
+    label: str = "",
+    title: str = "",
+    by: str = "",
+    trust: str = "",
+) -> Batch:
+    """Make so many invitations in one transaction. `trust` is what a join command needs to trust this server."""
+    if not 1 <= number <= MOST:
+        raise BadInvitation(f"{number} invitations: between 1 and {MOST:,} at once.", "number")
+    if not 1 <= uses <= 1_000_000:
+        raise BadInvitation(f"{uses} uses: between 1 and 1,000,000 for each code.", "uses")
+    if rate is not None and not 1 <= rate <= 1_000_000:
+        raise BadInvitation(f"{rate} devices an hour: at least 1, or nothing for no limit.", "rate")
+    label = " ".join(label.split()) or "invitation"
+    if len(label) > LONGEST_LABEL:
+        raise BadInvitation(f"A label has at most {LONGEST_LABEL} characters.", "label")
+    cards = [_card(label, place, number, address, trust) for place in range(1, number + 1)]
+    invite_many(
+        store,
+        [(code_hash(card.code), card.label) for card in cards],
+        now,
+        uses=uses,
+        ends_at=ends_at,
+        rate=rate,
+        tasks=tasks,
+    )
+    many = "1 invitation" if number == 1 else f"{number} invitations"
+    store.record("invited", now, f"{by}: {many}, {label!r}".removeprefix(": "), tasks[0] if len(tasks) == 1 else None)
+    return Batch(title or label, address, uses, rate, ends_at, tuple(cards))
+
+
+def _card(label: str, place: int, number: int, address: str, trust: str) -> Card:
+    code = secrets.token_urlsafe(12)
+    while code.startswith("-"):  # a command line would take it for an option
+        code = secrets.token_urlsafe(12)
+    name = label if number == 1 else f"{label} {place} of {number}"
+    return Card(name, code, f"{address}/join/{code}", f"crowdml join {address} {code}{trust} --source csv:FILE")
+
+
+# --- as files ---
+
+
+def csv_text(batch: Batch) -> str:
+    """Label, code, address and command of each. A cell that a spreadsheet would compute is quoted as text."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(("label", "code", "url", "command"))
+    for card in batch.cards:
+        label = f"'{card.label}" if card.label[:1] in "=+-@\t\r" else card.label
+        writer.writerow((label, card.code, card.url, card.command))
+    return out.getvalue()
+
+
+def qr_svg(text: str) -> str:
+    """A QR code as SVG in a page, with the border that scanners need. Dark on light whatever the page's colours."""
+    import segno
+
+    out = io.BytesIO()
+    segno.make(text, error="m", micro=False).save(
+        out,
+        kind="svg",
+        xmldecl=False,
+        svgns=True,
+        omitsize=True,
+        border=4,
+        dark="#000",
+        light="#fff",
+        svgclass="qr",
+        lineclass=None,
+    )
+    return out.getvalue().decode().strip()
+
+
+SHEET_STYLE = """
+@page { size: A4; margin: 12mm }
+* { box-sizing: border-box }
+body { font: 10.5pt/1.35 system-ui, sans-serif; margin: 0; color: #000; background: #fff }
+.cards { display: grid; grid-template-columns: repeat(2, 1fr); gap: 6mm }
+.card { border: .3mm dashed #777; padding: 5mm; break-inside: avoid; display: grid; height: 62mm; overflow: hidden;
+        grid-template-columns: 38mm 1fr; gap: 4mm; align-items: start; overflow-wrap: anywhere }
+.card svg { width: 38mm; height: 38mm }
+.card h2 { font-size: 11.5pt; margin: 0 0 1.5mm }
+.card p { margin: 0 0 1.5mm }
+.card code { font: 600 11pt ui-monospace, monospace }
+.small { font-size: 8.5pt; color: #333 }
+@media screen { body { padding: 8mm; max-width: 200mm; margin: auto } }
+"""
+
+
+def sheet_html(batch: Batch) -> str:
+    """One page to print on A4: eight cards a sheet, each with its QR code, its code in text, and where it leads."""
+    cards = "\n".join(_card_html(batch, card) for card in batch.cards)
+    title = escape(batch.title)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        f"<title>Invitations: {title}</title><style>{SHEET_STYLE}</style></head>\n"
+        f'<body><main class="cards">\n{cards}\n</main></body></html>\n'
+    )
+
+
+def _card_html(batch: Batch, card: Card) -> str:
+    return (
+        f'<section class="card">{qr_svg(card.url)}<div><h2>{escape(batch.title)}</h2>'
+        f"<p>Scan, or open<br>{escape(batch.address)}/join</p><p>Code <code>{escape(card.code)}</code></p>"
+        f'<p class="small">{escape(card.label)}<br>{escape(terms(batch.uses, batch.rate, batch.ends_at))}</p>'
+        "</div></section>"
+    )
+
+
+def terms(uses: int, rate: int | None, ends_at: str | None) -> str:
+    """'For one device, until 2030-01-31': what an invitation allows, in words."""
+    said = "For one device" if uses == 1 else f"For {uses:,} devices"
+    if rate is not None:
+        said += f", at most {rate:,} an hour"
+    return said + ("" if ends_at is None else f", until {datetime.fromisoformat(ends_at):%Y-%m-%d %H:%M} UTC")
+
+
+# --- as a list ---
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Invitations that were made at once, as a list shows them."""
+
+    id: str
+    label: str
+    created_at: str
+    ends_at: str | None
+    rate: int | None
+    number: int
+    uses: int
+    used: int
+    tasks: tuple[bytes, ...]
+    code_hashes: tuple[bytes, ...]
+
+    def is_open(self, now: str) -> bool:
+        return self.used < self.uses and (self.ends_at is None or self.ends_at > now)
+
+
+def sheets(store: Store) -> list[Sheet]:
+    """All invitations, newest first; those of one batch together."""
+    groups: dict[tuple[str, str], list[Invitation]] = {}
+    for each in store.invitations():
+        match = _PLACE.fullmatch(each.label)
+        groups.setdefault((each.created_at, match[1] if match else each.label), []).append(each)
+    return [_sheet(label, found) for (_, label), found in groups.items()]
+
+
+def _sheet(label: str, found: list[Invitation]) -> Sheet:
+    first = found[-1]
+    ends = [each.ends_at for each in found]
+    return Sheet(
+        id=first.code_hash.hex()[:16],
+        label=label,
+        created_at=first.created_at,
+        ends_at=None if None in ends else max(str(end) for end in ends),
+        rate=first.rate,
+        number=len(found),
+        uses=sum(each.uses for each in found),
+        used=sum(each.used for each in found),
+        tasks=first.tasks,
+        code_hashes=tuple(each.code_hash for each in found),
+    )

@@ -1,0 +1,266 @@
+"""What operators ask of the store: their accounts, batches of invitations, drafts of tasks, and how the crowd fares.
+
+Functions over a `Store`; each is one transaction. The caller passes the time: there is no clock in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import sqlalchemy as sa
+
+from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
+from crowdml.storage.server.journal import task_number
+from crowdml.storage.server.schema import (
+    admission,
+    device,
+    invitation,
+    invitation_task,
+    journal,
+    operator,
+    session,
+    setting,
+    task,
+)
+from crowdml.storage.server.store import Device, Store
+from crowdml.wire.statements import Statement
+
+__all__ = [
+    "DeviceRow",
+    "end_other_sessions",
+    "end_sheet",
+    "extend_session",
+    "find_devices",
+    "first_operator",
+    "index_before",
+    "invite_many",
+    "latest_arrival",
+    "recent_devices",
+    "remove_operator",
+    "remove_setting",
+    "settings_like",
+    "spent_statements",
+]
+
+# Operators
+
+
+def first_operator(store: Store, name: str, password: str, at: str) -> bool:
+    """Add an operator if there is none; whether it was added. Of two at once, one is the first."""
+    with store.writing() as connection:
+        if connection.execute(sa.select(operator.c.name).limit(1)).first() is not None:
+            return False
+        connection.execute(operator.insert().values(name=name, password=password, created_at=utc(at)))
+        return True
+
+
+def remove_operator(store: Store, name: str, *, last: bool = False) -> bool:
+    """Remove an operator, whose sessions end; whether there was one. The last one stays, unless `last`."""
+    with store.writing() as connection:
+        names = list(connection.execute(sa.select(operator.c.name)).scalars())
+        if name not in names:
+            return False
+        if len(names) == 1 and not last:
+            raise StoreError(f"{name!r} is the last operator. {NOTHING_WRITTEN} Add another one first.")
+        connection.execute(session.delete().where(session.c.operator == name))
+        connection.execute(operator.delete().where(operator.c.name == name))
+        return True
+
+
+def extend_session(store: Store, token_hash: bytes, ends_at: str) -> None:
+    """Let a session end later; one that was closed stays closed."""
+    with store.writing() as connection:
+        here = session.c.token_hash == token_hash
+        connection.execute(session.update().where(here).values(ends_at=utc(ends_at)))
+
+
+def end_other_sessions(store: Store, name: str, keep: bytes, password: str) -> None:
+    """A new password (its argon2 hash): every other session of this operator ends, in the same transaction."""
+    with store.writing() as connection:
+        others = (session.c.operator == name) & (session.c.token_hash != keep)
+        connection.execute(session.delete().where(others))
+        connection.execute(operator.update().where(operator.c.name == name).values(password=password))
+
+
+# Settings by their beginning: drafts of tasks
+
+
+def settings_like(store: Store, prefix: str) -> dict[str, bytes]:
+    """Every setting whose name begins so, without that beginning."""
+    with store.reading() as connection:
+        rows = connection.execute(
+            sa.select(setting.c.name, setting.c.value)
+            .where(setting.c.name.startswith(prefix, autoescape=True))
+            .order_by(setting.c.name)
+        ).all()
+    return {row.name.removeprefix(prefix): row.value for row in rows}
+
+
+def remove_setting(store: Store, name: str) -> bool:
+    """Forget a setting; whether there was one."""
+    with store.writing() as connection:
+        return connection.execute(setting.delete().where(setting.c.name == name)).rowcount > 0
+
+
+# Invitations
+
+
+def invite_many(
+    store: Store,
+    codes: Sequence[tuple[bytes, str]],
+    at: str,
+    *,
+    uses: int,
+    ends_at: str | None,
+    rate: int | None,
+    tasks: Sequence[bytes],
+) -> None:
+    """Add invitations, each by the hash of its code and with its label: all of them, or none."""
+    if uses < 1 or (rate is not None and rate < 1):
+        raise StoreError(
+            f"invitations of {uses} uses at {rate} an hour let nobody in. {NOTHING_WRITTEN} "
+            "Give at least one use, and a rate of at least one or none."
+        )
+    now, until = utc(at), None if ends_at is None else utc(ends_at)
+    with store.writing() as connection:
+        numbers = [task_number(connection, each) for each in dict.fromkeys(tasks)]
+        for code_hash, label in codes:
+            row = connection.execute(
+                invitation.insert().values(
+                    code_hash=code_hash, label=label, uses=uses, used=0, rate=rate, ends_at=until, created_at=now
+                )
+            )
+            (number,) = row.inserted_primary_key or (0,)
+            for each in numbers:
+                connection.execute(invitation_task.insert().values(invitation=number, task=each))
+
+
+def end_sheet(store: Store, code_hashes: Sequence[bytes], at: str) -> int:
+    """Let nobody in any more by these codes; how many had not ended yet."""
+    with store.writing() as connection:
+        here = invitation.c.code_hash.in_(list(code_hashes))
+        open_ = invitation.c.ends_at.is_(None) | (invitation.c.ends_at > utc(at))
+        return connection.execute(invitation.update().where(here, open_).values(ends_at=utc(at))).rowcount
+
+
+# Devices and their totals
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device as operators see it: when it was last heard, and what it said to have spent by then."""
+
+    device: Device
+    last_at: str | None
+    statement: Statement | None
+
+
+def find_devices(store: Store, search: str = "", *, after: str = "", limit: int = 50) -> list[DeviceRow]:
+    """Devices whose id begins with `search`, or that used an invitation whose label has it; a page, by their ids."""
+    query = (
+        sa.select(device, journal.c.received_at, journal.c.statement)
+        .join(journal, (journal.c.task == device.c.last_task) & (journal.c.index == device.c.last_index), isouter=True)
+        .where(device.c.id > after)
+    )
+    if search:
+        by_label = (
+            sa.select(admission.c.device)
+            .join(invitation, invitation.c.number == admission.c.invitation)
+            .where(invitation.c.label.icontains(search, autoescape=True))
+        )
+        begins = device.c.id.startswith(search.lower(), autoescape=True)
+        query = query.where(begins | device.c.number.in_(by_label))
+    with store.reading() as connection:
+        rows = connection.execute(query.order_by(device.c.id).limit(limit)).all()
+        pairs = connection.execute(
+            sa.select(admission.c.device, invitation.c.label)
+            .join(invitation, invitation.c.number == admission.c.invitation)
+            .where(admission.c.device.in_([row.number for row in rows]))
+            .order_by(admission.c.id)
+        ).all()
+    labels: dict[int, list[str]] = {}
+    for number, label in pairs:
+        labels.setdefault(number, []).append(label)
+    return [
+        DeviceRow(
+            Device(row.id, row.public_key, row.enrolled_at, row.revoked_at, row.withdrawn_at,
+                   tuple(labels.get(row.number, ()))),
+            row.received_at,
+            _statement(row.statement),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def spent_statements(store: Store, most: int = 2_000) -> tuple[int, list[Statement]]:
+    """How many devices have given something, and the last totals of up to `most` of them.
+
+    Ids are hashes of keys, so the first by id are as good as drawn by chance.
+    """
+    gave = device.c.last_index.is_not(None) & device.c.withdrawn_at.is_(None)
+    query = (
+        sa.select(journal.c.statement)
+        .join(device, (journal.c.task == device.c.last_task) & (journal.c.index == device.c.last_index))
+        .where(gave)
+        .order_by(device.c.id)
+        .limit(most)
+    )
+    with store.reading() as connection:
+        many = connection.execute(sa.select(sa.func.count()).select_from(device).where(gave)).scalar_one()
+        found = list(connection.execute(query).scalars())
+    return many, [each for each in map(_statement, found) if each is not None]
+
+
+def _statement(packed: bytes | None) -> Statement | None:
+    return None if packed is None else Statement.of_plain(msgpack.unpackb(packed))
+
+
+# How fast check-ins come
+
+
+def index_before(store: Store, hash_: bytes, time: str) -> int:
+    """How many check-ins of a task had arrived before `time`: a few reads, for entries lie in order of arrival."""
+    with store.reading() as connection:
+        number = task_number(connection, hash_)
+
+        def arrival(index: int) -> str | None:
+            here = (journal.c.task == number) & (journal.c.index == index)
+            return connection.execute(sa.select(journal.c.received_at).where(here)).scalar()
+
+        last = sa.select(sa.func.max(journal.c.index)).where(journal.c.task == number)
+        low, high, limit = 0, int(connection.execute(last).scalar() or 0), utc(time)
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = arrival(middle)
+            low, high = (middle, high) if found is not None and found < limit else (low, middle - 1)
+        return low
+
+
+def latest_arrival(store: Store, hash_: bytes) -> str | None:
+    """When the last check-in of a task came."""
+    query = (
+        sa.select(journal.c.received_at)
+        .join(task, task.c.number == journal.c.task)
+        .where(task.c.hash == hash_)
+        .order_by(journal.c.index.desc())
+        .limit(1)
+    )
+    with store.reading() as connection:
+        return connection.execute(query).scalar()
+
+
+def recent_devices(store: Store, hash_: bytes, after_index: int, most: int = 20_000) -> int:
+    """How many different devices gave the check-ins after `after_index`, looking at the last `most` of them."""
+    with store.reading() as connection:
+        number = task_number(connection, hash_)
+        rows: Any = (
+            sa.select(journal.c.device)
+            .where(journal.c.task == number, journal.c.index > after_index)
+            .order_by(journal.c.index.desc())
+            .limit(most)
+            .subquery()
+        )
+        return connection.execute(sa.select(sa.func.count(sa.distinct(rows.c.device)))).scalar_one()
