@@ -16,6 +16,7 @@ Where we differ, and why:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -39,6 +40,8 @@ from crowdml.task import StopRule, Task, between, choose, positive, read_section
 
 LARGEST_NOISE = 2**15
 """In grid steps: the scale of the noise one device draws (design, decision 1)."""
+PUBLIC_REACH = 10.0
+"""How far the public step rule lets the weights travel: see `public_step`."""
 FINEST_CLIP = 2**13
 """In grid steps: a finer grid than this many steps a clip gains nothing that the noise does not hide."""
 
@@ -212,6 +215,29 @@ def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None
             "Scale the features."
         )
     return Grid(step), clip(step)
+
+
+def public_step(task: Task) -> Fraction:
+    """The constant c of the step c / sqrt(t), from the task alone: no sample is looked at, so nothing is tuned (R4).
+
+    c = 10 / sqrt(E), where E is the mean square of what one check-in adds: the square of the gradient's bound, plus
+    the energy of the noise over all weights. So the k-th step moves the weights by 10 / sqrt(k) at most on average.
+    Ten is a round number, checked on made-up blobs and on MNIST's public images: 3 and 30 are not far from it.
+    """
+    fixed = plan(task)
+    bound = fixed.model.gradient_bound("l2", float(task.features.norm.bound))
+    bound = bound if fixed.settings.clip is None else min(bound, float(fixed.settings.clip))
+    energy = bound**2 + math.prod(fixed.model.shape) * (_deviation(fixed.table["gradient"]) / fixed.used) ** 2
+    return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
+
+
+def _deviation(gradient: Mechanism) -> float:
+    """Standard deviation of the noise on one entry, in the gradient's own unit."""
+    if isinstance(gradient, GridGaussian):
+        return float(gradient.sigma * gradient.grid.step)
+    if isinstance(gradient, GridLaplace):
+        return math.sqrt(2) * float(gradient.scale * gradient.grid.step)
+    return 0.0
 
 
 def claimed_epsilon(task: Task) -> float:

@@ -26,12 +26,11 @@ from crowdml.errors import DataError, GuaranteeError, TaskError
 from crowdml.features import normalise
 from crowdml.messages import SERVER, encode
 from crowdml.privacy.losses import Total, exact
-from crowdml.privacy.mechanisms import GridGaussian, GridLaplace, Mechanism
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency
 from crowdml.protocol import Context, check_budget, quote
 from crowdml.protocols import PROTOCOLS, find
-from crowdml.protocols.sgd import claimed_epsilon, plan, progress
+from crowdml.protocols.sgd import claimed_epsilon, plan, progress, public_step
 from crowdml.sim import compiled
 from crowdml.sim.crowd import Holding, Run, published, turn
 from crowdml.sim.schedule import Schedule, lay_out
@@ -43,8 +42,6 @@ from crowdml.task import Bound, Features, Labels, Privacy, Task
 ENGINES = ("compiled", "events")
 POPULATIONS = ("iid", "by_class", "by_user")
 
-PUBLIC_REACH = 10.0
-"""How far the public step rule lets the weights travel: see `public_step`."""
 
 Tick = Callable[[int], None]
 
@@ -292,29 +289,6 @@ def message_bytes(task: Task) -> tuple[int, int]:
     offered = published(protocol.server.start(task, Context(me=SERVER)))
     message, _ = turn(protocol, task, nothing, offered, Silence(), me="device")
     return len(encode(message)), len(encode(offered))
-
-
-def public_step(task: Task) -> Fraction:
-    """The constant c of the step c / sqrt(t), from the task alone: no sample is looked at, so nothing is tuned (R4).
-
-    c = 10 / sqrt(E), where E is the mean square of what one check-in adds: the square of the gradient's bound, plus
-    the energy of the noise over all weights. So the k-th step moves the weights by 10 / sqrt(k) at most on average.
-    Ten is a round number, checked on made-up blobs and on MNIST's public images: 3 and 30 are not far from it.
-    """
-    fixed = plan(task)
-    bound = fixed.model.gradient_bound("l2", float(task.features.norm.bound))
-    bound = bound if fixed.settings.clip is None else min(bound, float(fixed.settings.clip))
-    energy = bound**2 + math.prod(fixed.model.shape) * (_deviation(fixed.table["gradient"]) / fixed.used) ** 2
-    return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
-
-
-def _deviation(gradient: Mechanism) -> float:
-    """Standard deviation of the noise on one entry, in the gradient's own unit."""
-    if isinstance(gradient, GridGaussian):
-        return float(gradient.sigma * gradient.grid.step)
-    if isinstance(gradient, GridLaplace):
-        return math.sqrt(2) * float(gradient.scale * gradient.grid.step)
-    return 0.0
 
 
 def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
