@@ -349,13 +349,17 @@ class Hub:
 
         return await self.write(work)
 
-    async def set_state(self, hash_: bytes, state: State) -> None:
+    async def set_state(self, hash_: bytes, state: State, detail: str = "") -> None:
         def work() -> None:
             self.store.set_state(hash_, state, self.clock())
-            self.store.record(state, self.clock(), "", hash_)
+            self.store.record(state, self.clock(), detail, hash_)
             self.states[hash_] = state
 
         await self.write(work)
+
+    async def set_closed(self, hash_: bytes, closed: bool) -> None:
+        """Whether only devices that joined may read what the task publishes."""
+        await self.write(self.store.set_closed, hash_, closed, self.clock())
 
     async def invite(self, *, uses: int = 1, ends_at: str | None = None, rate: int | None = None,
                      tasks: tuple[bytes, ...] = (), label: str = "") -> str:  # fmt: skip
