@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from crowdml.arrays import Array, Samples
+from crowdml.arrays import Array, Samples, finite_samples
 from crowdml.privacy.private import Private, Rows
 
 
@@ -47,6 +47,12 @@ class Buffer:
         x = np.asarray(x)
         self._waiting.append((serial, x if np.isfinite(x).all() else np.zeros_like(x), y))
         return True
+
+    def fill(self, x: Array, y: Array) -> None:
+        """Keep samples that have no serials yet, x [n, d] and y [n]: those that there is room for, in order."""
+        room = self._capacity - len(self)
+        samples = finite_samples(np.asarray(x)[:room], y[:room])
+        self._waiting.extend((-1, *each) for each in zip(samples.x, samples.y, strict=True))
 
     def take(self) -> tuple[tuple[int, ...], Private[Samples]]:
         """The oldest batch and its serials. It is gone from the buffer: a sample serves one check-in."""

@@ -1,6 +1,6 @@
 """A device that dies, again and again: for the test that looks at what it leaves behind.
 
-    python device_child.py ADDRESS CODE FOLDER TASK KILLS SEED
+    python device_child.py ADDRESS CODE FOLDER TASK KILLS SEED WAITS
 
 Joins, then for each kill forks a device that kills itself before a random one of its SQL statements, requests or steps.
 After each death the ledger is opened and held against the server's last signed statement. The last device lives on.
@@ -26,6 +26,8 @@ from crowdml.storage import Ledger
 from crowdml.task import Task, from_canonical
 
 BATCH, CHARGES = 5, 2
+STEPS = 160
+"""About as many as a device takes for its four batches."""
 
 
 class Death:
@@ -40,7 +42,7 @@ class Death:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def live(home: Folder, address: str, task: Task, samples: int, death: Death | None) -> None:
+def live(home: Folder, address: str, task: Task, samples: int, waits: bool, death: Death | None) -> None:
     if death is not None:
         real_open, real_once = folder_module.Folder.ledger, client_module.Client._once
 
@@ -58,7 +60,7 @@ def live(home: Folder, address: str, task: Task, samples: int, death: Death | No
         folder_module.Folder.ledger, client_module.Client._once = open_ledger, once
 
     async def whole() -> None:
-        await take_part(home, address, None, task, rows(samples), time_=QuickClock())
+        await take_part(home, address, None, task, rows(samples), waits=waits, time_=QuickClock())
 
     asyncio.run(whole())
 
@@ -85,10 +87,10 @@ def look(home: Folder, address: str, task: Task) -> None:
         assert not waiting & given, "a sample that was given waits to be given again"
 
 
-def main(address: str, code: str, folder: str, task_file: str, kills: int, seed: int) -> None:
+def main(address: str, code: str, folder: str, task_file: str, kills: int, seed: int, waits: bool) -> None:
     task = from_canonical(Path(task_file).read_bytes())
     home = joined(Path(folder), task)
-    asyncio.run(take_part(home, address, code, task, rows(BATCH)))
+    asyncio.run(take_part(home, address, code, task, rows(BATCH), waits=waits))
     moments, died = random.Random(seed), 0
     samples = BATCH
     for _ in range(kills):
@@ -96,23 +98,23 @@ def main(address: str, code: str, folder: str, task_file: str, kills: int, seed:
         child = os.fork()
         if child == 0:
             try:
-                live(home, address, task, samples, Death(moments.randrange(1, 500)))
+                live(home, address, task, samples, waits, Death(moments.randrange(1, STEPS)))
                 os._exit(0)
             except BaseException as error:
                 print(repr(error), flush=True)
                 os._exit(1)
         moments.random()
-        moments.randrange(1, 500)
+        moments.randrange(1, STEPS)
         _, status = os.waitpid(child, 0)
         assert status == 0 or os.WIFSIGNALED(status), status
         died += status != 0
         look(home, address, task)
-    live(home, address, task, samples, None)
+    live(home, address, task, samples, waits, None)
     look(home, address, task)
     with home.ledger() as ledger:
         print(died, ledger.next_seq(task.hash), samples // BATCH, len(ledger.resend()), flush=True)
 
 
 if __name__ == "__main__":
-    address, code, folder, task_file, kills, seed = sys.argv[1:]
-    main(address, code, folder, task_file, int(kills), int(seed))
+    address, code, folder, task_file, kills, seed, waits = sys.argv[1:]
+    main(address, code, folder, task_file, int(kills), int(seed), waits == "waits")

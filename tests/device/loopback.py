@@ -141,20 +141,25 @@ async def take_part(
     devices: int = 1,
     time_: QuickClock | None = None,
     new_data: bool = False,
+    waits: bool = True,
     **options: Any,
 ) -> tuple[Fleet, Any]:
-    """Enrol where there is a code, and run until the end."""
+    """Enrol where there is a code, and run until the end. `waits`: whether the samples wait at their source."""
     client = Client(address)
     found, protocol = home.accepted(task.hash)
     clock = (time_ or QuickClock()).clock
     fleet = Fleet(home, client, found, protocol, devices, devices == 1, clock, Patience(0.1, 10.0))
     fleet.new_data = new_data
+
+    def source(number: int) -> FileSource:
+        made = FileSource(f"rows {number}", samples[number::devices] if devices > 1 else samples, found)
+        made.waits = waits
+        return made
+
     try:
         if code is not None:
             await fleet.enrol(code, None)
-        summary = await fleet.run(
-            lambda n: FileSource(f"rows {n}", samples[n::devices] if devices > 1 else samples, found), **options
-        )
+        summary = await fleet.run(source, **options)
         return fleet, summary
     finally:
         await client.close()

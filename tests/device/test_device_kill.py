@@ -17,14 +17,14 @@ CHILD = Path(__file__).with_name("device_child.py")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9 and fork are POSIX")
 
 
-def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> None:
+def kill_repeatedly(tmp_path: Path, kills: int, seed: int, source: str) -> None:
     task = small_task("killed", samples=10**6)
     (tmp_path / "task.json").write_bytes(task.canonical)
     paths = [str(Path(crowdml.__file__).parents[1]), str(CHILD.parent), os.environ.get("PYTHONPATH", "")]
     with serving(tmp_path / "server", task) as server:
         done = subprocess.run(
             [sys.executable, str(CHILD), server.address, server.code, str(tmp_path / "device"),
-             str(tmp_path / "task.json"), str(kills), str(seed)],
+             str(tmp_path / "task.json"), str(kills), str(seed), source],
             capture_output=True, text=True, check=False, timeout=500,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )  # fmt: skip
@@ -38,11 +38,14 @@ def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> None:
         assert server.hub.find(task.hash).offer.version == written
 
 
-def test_a_device_survives_a_few_kills_between_any_two_steps(tmp_path):
-    kill_repeatedly(tmp_path, kills=12, seed=1)
+@pytest.mark.parametrize("source", ["waits", "passes"])
+def test_a_device_survives_a_few_kills_between_any_two_steps(tmp_path, source):
+    kill_repeatedly(tmp_path, kills=12, seed=1, source=source)
 
 
 @pytest.mark.kill
+@pytest.mark.parametrize("source", ["waits", "passes"])
 @pytest.mark.parametrize("seed", [2, 3])
-def test_a_device_survives_many_kills_between_any_two_steps(tmp_path, seed):
-    kill_repeatedly(tmp_path, kills=100, seed=seed)
+def test_a_device_survives_many_kills_between_any_two_steps(tmp_path, seed, source):
+    """Samples that wait at their source until they are charged, and samples that pass by and wait on disk."""
+    kill_repeatedly(tmp_path, kills=100, seed=seed, source=source)

@@ -74,6 +74,11 @@ class Conditions:
     unmetered: str | None = None
     power: Path = POWER
 
+    @property
+    def always(self) -> bool:
+        """Whether there is none."""
+        return self.hours is None and not self.mains and self.unmetered is None
+
     async def wait(
         self,
         now: Callable[[], datetime],

@@ -20,7 +20,7 @@ from crowdml.device.client import Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
 from crowdml.device.joining import enrol_device, pinned, recover
-from crowdml.device.runner import Clock, Commits, Ending, Patience, Runner, terms
+from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
 from crowdml.protocol import Protocol
 from crowdml.storage import Ledger
@@ -32,9 +32,9 @@ __all__ = ["Fleet", "Rates", "Summary"]
 
 T = TypeVar("T")
 
-GROUP_WINDOW = 0.004
+GROUP_WINDOW = 0.02
 """Seconds that a device of a fleet waits for others to be committed with it."""
-AT_WORK = 64
+AT_WORK = 128
 """Devices between check-out and receipt at a time: more would only wait for one another on one processor."""
 AT_ONCE = 32
 """Enrolments under way at a time."""
@@ -161,6 +161,7 @@ class Fleet:
         with contextlib.closing(ledger), self.folder.marks() as marks:
             commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0, marks)
             member, gate = terms(self.folder, self.task, self.protocol), asyncio.Semaphore(AT_WORK)
+            offers = Offers()
             for number, key in self.all_keys():
                 self.runners.append(
                     Runner(
@@ -176,6 +177,7 @@ class Fleet:
                         patience=self.patience,
                         most=most,
                         new_data=self.new_data,
+                        offers=offers,
                         tell=self.tell,
                     )
                 )

@@ -56,6 +56,7 @@ __all__ = [
     "Counts",
     "Ending",
     "Member",
+    "Offers",
     "Patience",
     "Runner",
     "charges_of",
@@ -139,10 +140,10 @@ class Commits:
         self._ledger, self._window, self._marks = ledger, window, marks
         self._waiting: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
 
-    def mark(self, device: int, signed: bytes, seq: int, statement: Statement) -> None:
+    def mark(self, device: int, digest: bytes, seq: int, statement: Statement) -> None:
         """This message is the device's last, from the next commit on: after a lost ledger no older one counts."""
         if self._marks is not None:
-            self._marks.add(device, Mark(seq, statement.samples, hashlib.sha256(signed).hexdigest()))
+            self._marks.add(device, Mark(seq, statement.samples, digest.hex()))
 
     def _keep_marks(self) -> None:
         if self._marks is not None:
@@ -183,6 +184,31 @@ class Commits:
         for _, future in waiting[len(outcomes) :]:
             if not future.cancelled():
                 future.set_exception(failure or RuntimeError("a write was lost"))
+
+
+@dataclass
+class Offers:
+    """The publication that was read last, by its bytes: devices of one process that are offered the same read it once.
+
+    Each of them asks for it by itself; what is shared is the work of decoding.
+    """
+
+    body: bytes = b""
+    message: Any = None
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """A message of this process that waits for its receipt: its place in the outbox, and what the receipt must say."""
+
+    waiting: Outgoing
+    seq: int
+    digest: bytes
+
+
+def _sealed(waiting: Outgoing) -> _Sealed:
+    """The same of one that was found on disk."""
+    return _Sealed(waiting, open_signed(waiting.body).envelope.seq, hashlib.sha256(waiting.body).digest())
 
 
 @dataclass(frozen=True)
@@ -289,6 +315,7 @@ class Runner:
         noise: Source | None = None,
         most: int | None = None,
         new_data: bool = False,
+        offers: Offers | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         _check_share(source.name, member.ledger.sources())
@@ -309,7 +336,9 @@ class Runner:
         self._state: Any = protocol.device.start(task, Context(me=member.key.id)).state
         self._seq = _read_seq(member.ledger.state(task.hash))
         self._offer: tuple[str, Any] | None = None
+        self._offers = offers or Offers()
         self._pattern = _published(protocol, task)
+        self._lazy, self._place = False, 0
         self._signs_reads = False
         self._not_before = 0.0
         self._changed, self._room = asyncio.Event(), asyncio.Event()
@@ -326,7 +355,11 @@ class Runner:
             await self._conditions()
             await self._send_outbox()
             self._restore()
-            sensing = asyncio.create_task(self._sense())
+            self._lazy = self.source.waits and not len(self._buffer)
+            if self._lazy:
+                await self._find_place()
+            else:
+                sensing = asyncio.create_task(self._sense())
             while self.most is None or self.counts.check_ins < self.most:
                 if not await self._ready():
                     return Ending("source", self._ended or "The source has no more samples.")
@@ -346,7 +379,8 @@ class Runner:
             self.source.close()
 
     async def _conditions(self) -> None:
-        await self.conditions.wait(self.clock.local, self.clock.sleep, self.tell)
+        if not self.conditions.always:
+            await self.conditions.wait(self.clock.local, self.clock.sleep, self.tell)
 
     async def _pause(self) -> None:
         """Until the window that the server named."""
@@ -357,11 +391,15 @@ class Runner:
         """Ask the budgets before any noise is drawn, for the dearest form of the step: the whole table."""
         rows = [Passage(name, mechanism, mechanism.covers) for name, mechanism in self._table.items()]
         charges = charges_of(self.task, rows, serials[0], self.clock.utc(), self._losses)
-        self.member.ledger.check(self.task.hash, charges, self.member.budgets)
+        take = len(serials) if self._lazy else 0
+        self.member.ledger.check(self.task.hash, charges, self.member.budgets, take=take)
 
     async def _turn(self) -> str | None:
         """One check-in, or none where the protocol says nothing; a reason where the protocol stops."""
-        serials, batch = self._buffer.take()  # on disk it waits until it is charged
+        serials, batch = self._buffer.take()  # it waits on disk or at its source until it is charged
+        if self._lazy:
+            first = self.member.ledger.next_serial()
+            serials = tuple(range(first, first + len(serials)))
         self._afford(serials)
         self._room.set()
         await self._conditions()
@@ -377,12 +415,15 @@ class Runner:
             publication = await self._check_out()
             self.tell("checked out")
             door = Door(self._table, self.noise)
-            context = replace(self._context(), release=door.release)
+            context = Context(self.member.key.id, SERVER, self.clock.now(), door.release)
             step = advance(self.protocol.device, self.task, self._state, publication, context)
-            await self._write(step, door, serials)
+            sealed = await self._write(step, door, serials)
             self._state = step.state
             self.tell("charged")
-            await self._send_outbox()
+            for message in sealed:
+                if not await self._check_in(message):
+                    await self._send_outbox()
+                    break
         return next((each.reason for each in step.effects if isinstance(each, Stop) and _holds(each.when)), None)
 
     def _context(self) -> Context:
@@ -395,17 +436,26 @@ class Runner:
         waiting = self.member.ledger.waiting(self.task.hash)
         start = max((i for i in range(1, len(waiting)) if waiting[i].serial != waiting[i - 1].serial + 1), default=0)
         self.member.ledger.discard(each.serial for each in waiting[:start])
+        self._buffer = Buffer(
+            self._batch, max(self._capacity, len(waiting))
+        )  # one batch was under way beside a full one
         for each in waiting[start:]:
             self._buffer.add(each.serial, *_unpack(each.body, self.task))
+
+    async def _find_place(self) -> None:
+        """Go to the first row of the source that no step has used."""
+        name = self.source.name
+        place = 0 if name is None else self.member.ledger.taken(name)
+        if self.member.recovered and not place and not self.new_data:
+            raise BudgetExhausted(_AGAIN)
+        await self.source.skip(place)
+        self._place = self.source.taken
 
     async def _sense(self) -> None:
         """Fill the buffer while there is room; at a full one nothing is collected."""
         ledger, name = self.member.ledger, self.source.name
         try:
-            place = 0 if name is None else ledger.taken(name)
-            if self.member.recovered and not place and not self.new_data:
-                raise BudgetExhausted(_AGAIN)
-            await self.source.skip(place)
+            await self._find_place()
             while True:
                 room = (self._batch if self.source.waits else self._capacity) - len(self._buffer)
                 if room <= 0:
@@ -427,8 +477,21 @@ class Runner:
         self._ended = self._ended or "The source has no more samples."
         self._changed.set()
 
+    async def _read(self) -> bool:
+        """A batch of rows that stay at their source until they are charged; false where there are too few."""
+        while not self._buffer.ready:
+            samples = await self.source.read(self._batch - len(self._buffer))
+            if not samples:
+                self._ended = self.source.why_ended
+                return False
+            x = np.array([sample.x for sample in samples], "<f4").reshape(len(samples), -1)
+            self._buffer.fill(x, _labels([sample.y for sample in samples], self.task))
+        return True
+
     async def _ready(self) -> bool:
         """Wait for a batch; false where none will come."""
+        if self._lazy:
+            return await self._read()
         while not self._buffer.ready:
             if self._failure is not None:
                 raise self._failure
@@ -458,6 +521,8 @@ class Runner:
     def _understood(self, answer: Answer) -> Any:
         """The publication, of the kind and with the shapes that the task gives it. Nothing else reaches a handler."""
         kind = answer.headers.get("crowdml-kind", "")
+        if kind == self._pattern.kind and answer.body == self._offers.body:
+            return self._offers.message
         try:
             if kind != self._pattern.kind:
                 raise ValueError(f"it is of kind {kind[:64]!r}")
@@ -468,6 +533,7 @@ class Runner:
                     raise ValueError(f"{entry.name} has another shape or type than the task says")
         except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
             raise Refused("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
+        self._offers.body, self._offers.message = answer.body, message
         return message
 
     def _window(self, answer: Answer) -> None:
@@ -478,60 +544,70 @@ class Runner:
 
     # --- charge, then send ---
 
-    async def _write(self, step: Step[Any], door: Door, serials: tuple[int, ...]) -> None:
+    async def _write(self, step: Step[Any], door: Door, serials: tuple[int, ...]) -> list[_Sealed]:
         """One transaction: charges, sealed messages, state; and the samples of the batch wait no more."""
         ledger, key, now = self.member.ledger, self.member.key, self.clock.utc()
         charges = charges_of(self.task, door.passages, serials[0], now, self._losses)
-        statement = statement_after(ledger, charges, len(serials))
-        outbox: dict[int, bytes] = {}
-        number, seq = ledger.next_seq(self.task.hash), self._seq
+        with ledger.reading():
+            statement = statement_after(ledger, charges, len(serials))
+            number, seq = ledger.next_seq(self.task.hash), self._seq
+        sealed: list[_Sealed] = []
         for effect in step.effects:
             if isinstance(effect, Send) and _holds(effect.when):
                 seq += 1
                 to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
                 envelope = seal(self.task.hash, key.id, to, seq, effect.message, door)
-                data = outbox[number + len(outbox)] = sign(envelope, statement, key)
-                self.commit.mark(ledger.device, data, seq, statement)
-        state = _write_state(step.state, seq)
-        await self.commit(
-            lambda: ledger.charge(
-                self.task.hash, charges, self.member.budgets, outbox=outbox, state=state, given=serials
+                data = sign(envelope, statement, key)
+                digest = hashlib.sha256(data).digest()
+                sealed.append(_Sealed(Outgoing(self.task.hash, number + len(sealed), data), seq, digest))
+                self.commit.mark(ledger.device, digest, seq, statement)
+        outbox = {each.waiting.seq: each.waiting.body for each in sealed}
+        state, place = _write_state(step.state, seq), self._place + len(serials)
+        if self._lazy:
+            write = partial(
+                ledger.charge,
+                take=range(serials[0], serials[-1] + 1),
+                source=self.source.name,
+                taken=place,
             )
-        )
-        self._seq = seq
+        else:
+            write = partial(ledger.charge, given=serials)
+        await self.commit(partial(write, self.task.hash, charges, self.member.budgets, outbox=outbox, state=state))
+        self._seq, self._place = seq, place
+        return sealed
 
     async def _send_outbox(self) -> None:
         """Send what was charged and not acknowledged, oldest first: the same bytes each time."""
         while waiting := self.member.ledger.resend(self.task.hash):
-            await self._check_in(waiting[0])
+            await self._check_in(_sealed(waiting[0]))
 
-    async def _check_in(self, message: Outgoing) -> None:
+    async def _check_in(self, message: _Sealed) -> bool:
+        """Whether the server took it; where it refused, the outbox is as the refusal asks for."""
         started = time.perf_counter()
         try:
-            answer = await self._ask("POST", f"{self.path}/check-in", message.body, MSGPACK)
+            answer = await self._ask("POST", f"{self.path}/check-in", message.waiting.body, MSGPACK)
         except Problem as problem:
-            await self._answer_refusal(message, problem)
-            return
+            await self._answer_refusal(message.waiting, problem)
+            return False
+        self.counts.seconds.append(time.perf_counter() - started)
         self.tell("sent")
         self._verify(message, answer.body)
         self._window(answer)
-        ledger, receipt = self.member.ledger, answer.body
-        await self.commit(lambda: ledger.acknowledge(self.task.hash, message.seq, receipt))
+        await self.commit(partial(self.member.ledger.acknowledge, self.task.hash, message.waiting.seq, answer.body))
         self.counts.check_ins += 1
         self.counts.repeated += answer.status == 200
-        self.counts.seconds.append(time.perf_counter() - started)
         self._refused_in_a_row = 0
         self.tell("acknowledged")
+        return True
 
-    def _verify(self, message: Outgoing, data: bytes) -> None:
+    def _verify(self, message: _Sealed, data: bytes) -> None:
         """The receipt is for these bytes, and the server that this device knows signed it."""
         try:
             receipt = open_receipt(data)
         except Problem as problem:
             raise Refused("refused", f"The server's receipt cannot be read: {problem}") from problem
-        seq = open_signed(message.body).envelope.seq
-        digest = hashlib.sha256(message.body).digest()
-        if not receipt.answers(self.task.hash, self.member.key.id, seq, digest):
+        seq = message.seq
+        if not receipt.answers(self.task.hash, self.member.key.id, seq, message.digest):
             raise Refused("refused", f"The receipt for check-in {seq} is for another one. It stays in the outbox.")
         if not receipt.verify(self.member.server_key):
             raise Refused(
@@ -566,7 +642,7 @@ class Runner:
         """
         signed = open_signed(message.body)
         data = sign(replace(signed.envelope, seq=expected), signed.statement, self.member.key)
-        self.commit.mark(self.member.ledger.device, data, expected, signed.statement)
+        self.commit.mark(self.member.ledger.device, hashlib.sha256(data).digest(), expected, signed.statement)
         await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected)
 
     async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int) -> None:
@@ -666,6 +742,14 @@ def _read_seq(data: bytes | None) -> int:
 def _pack(sample: Sample) -> bytes:
     x = np.asarray(sample.x, "<f4").reshape(-1)
     return struct.pack("<d", float(sample.y)) + x.tobytes()
+
+
+def _labels(ys: Sequence[float], task: Task) -> Any:
+    """Labels [b] as the handlers see them; one that is no class is -1, which no model counts."""
+    labels = np.array(ys, np.float64)
+    if not task.classes:
+        return labels.astype(np.float32)
+    return np.where((labels >= 0) & (labels < task.classes), labels, -1).astype(np.int32)
 
 
 def _unpack(body: bytes, task: Task) -> tuple[Any, Any]:

@@ -5,7 +5,8 @@ acknowledgement, and where each protocol stands. `Ledger.charge` writes a step i
 any point leaves either nothing of it or all of it: a message that can be sent has been paid for, and is sent as the
 same bytes. A fleet keeps the ledgers of all its devices in one file: `Ledger.of`.
 
-The totals are computed from the charges and stored nowhere. On doubt the ledger refuses: nothing is sent.
+The totals are computed from the charges and stored nowhere on disk. In memory they are kept as long as nobody else
+writes to the file (SQLite says so), so that a step reads nothing back. On doubt the ledger refuses: nothing is sent.
 """
 
 from __future__ import annotations
@@ -122,11 +123,40 @@ class Waiting:
 
 @dataclass
 class _Seen:
-    """What the committed charges up to `last` add up to, so that each is read once."""
+    """What the charges of a device add up to: of one task, or of all."""
 
-    last: int = 0
-    device: Total = field(default_factory=Total)
-    given: Coverage = field(default_factory=Coverage)
+    device: Total
+    given: Coverage
+
+
+@dataclass
+class _Memory:
+    """What one device's rows say, as far as it was asked for. It is forgotten whenever it may not be so any more."""
+
+    serial: int | None = None
+    """The next one."""
+    seen: dict[bytes | None, _Seen] = field(default_factory=dict)
+    front: dict[bytes | None, list[tuple[int, Total]]] = field(default_factory=dict)
+    ceiling: Total | None = None
+    """Of all tasks."""
+    seq: dict[bytes, int] = field(default_factory=dict)
+    """The next one of a task."""
+
+
+@dataclass
+class _Shared:
+    """What the views of one file have in common."""
+
+    views: dict[int, Ledger]
+    tasks: set[bytes] = field(default_factory=set)
+    """Those that have a row."""
+    version: int = -1
+    """SQLite's count of what others wrote."""
+
+    def forget(self) -> None:
+        self.tasks.clear()
+        for view in self.views.values():
+            view._memory = _Memory()
 
 
 class Ledger:
@@ -139,8 +169,8 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, must_exist: bool = False) -> None:
         self.path = os.fspath(path)
         self.device = 0
-        self._forget()
-        self._views: dict[int, Ledger] = {0: self}
+        self._memory = _Memory()
+        self._shared = _Shared({0: self})
         with self._explained():
             if self.path == ":memory:":
                 self._connection = _connect(self.path)
@@ -164,12 +194,13 @@ class Ledger:
         """The ledger of another device in the same file. Each has its own serials, charges, outbox and budgets."""
         if device < 0:
             raise LedgerError(f"there is no device {device}: devices of one file are numbered from 0. {NOTHING_SENT}")
-        if device not in self._views:
+        views = self._shared.views
+        if device not in views:
             view: Ledger = Ledger.__new__(Ledger)
-            view.path, view.device, view._connection, view._views = self.path, device, self._connection, self._views
-            view._forget()
-            self._views[device] = view
-        return self._views[device]
+            view.path, view.device, view._connection, view._shared = self.path, device, self._connection, self._shared
+            view._memory = _Memory()
+            views[device] = view
+        return views[device]
 
     @contextlib.contextmanager
     def together(self) -> Generator[None]:
@@ -182,14 +213,14 @@ class Ledger:
             with self._transaction("immediate"):
                 yield
         except BaseException:
-            for view in self._views.values():
-                view._forget()
+            self._shared.forget()
             raise
 
-    def _forget(self) -> None:
-        """Totals were read from charges that may not have been written: read them again."""
-        self._seen: dict[bytes | None, _Seen] = {}
-        self._front: dict[bytes | None, tuple[int, list[tuple[int, Total]]]] = {}
+    @contextlib.contextmanager
+    def reading(self) -> Generator[None]:
+        """Several questions at one moment: nothing changes between them."""
+        with self._transaction("deferred"):
+            yield
 
     def close(self) -> None:
         self._connection.close()
@@ -226,7 +257,7 @@ class Ledger:
         """
         with self._transaction("immediate"):
             write = self._connection.execute
-            write("insert into task (hash) values (?) on conflict do nothing", (task,))
+            self._know(task)
             serials = self._take_serials(len(samples))
             self._connection.executemany(
                 "insert into waiting (device, task, serial, body) values (?, ?, ?, ?)",
@@ -275,20 +306,34 @@ class Ledger:
         state: bytes | None = None,
         given: Iterable[int] = (),
         done: Iterable[int] = (),
+        take: range | None = None,
+        source: str | None = None,
+        taken: int = 0,
     ) -> None:
         """Write one step of a task: its charges, its sealed messages by sequence number, and the protocol's state.
 
         `given` are serials of waiting samples that it used: they wait no more. `done` are messages that these replace
-        or that were refused for good: their bytes are forgotten.
+        or that were refused for good: their bytes are forgotten. `take` are the next serials, where the samples of
+        this step have none yet; `source` and `taken` as in `keep`, where they waited at their source.
         All of it or nothing, on disk when this returns. Raises `BudgetExhausted` where any of the budgets does not
         allow the charges; then nothing was written and nothing may be sent.
         """
         with self._transaction("immediate"):
-            self._check(task, charges, budgets)
+            if take is not None and take.start != self._next_serial():
+                raise LedgerError(
+                    f"task {_name(task)}: a step wants serials from {take.start} on, and {self._next_serial()} is the "
+                    f"next. {NOTHING_SENT} Look whether two processes share this ledger."
+                )
+            step = _step_of(charges) if charges else None
+            self._check(task, charges, budgets, step, 0 if take is None else len(take))
             write = self._connection.execute
-            write("insert into task (hash) values (?) on conflict do nothing", (task,))
-            for charge in charges:
-                write(_INSERT_CHARGE, (*_row(charge), self.device))
+            self._know(task)
+            if take is not None:
+                self._take_serials(len(take))
+            if source is not None:
+                write(_WRITE_SOURCE, (self.device, source, taken))
+            if step is not None:
+                self._add(task, charges, step)
             self._discard(given)
             for seq in done:
                 write(_ACKNOWLEDGE, (None, self.device, task, seq))
@@ -301,16 +346,14 @@ class Ledger:
                 write(
                     "insert into outbox (device, task, seq, body) values (?, ?, ?, ?)", (self.device, task, seq, body)
                 )
+                self._memory.seq[task] = max(seq + 1, self._next_seq(task))
             if state is not None:
                 write(_WRITE_STATE, (self.device, task, state))
 
     def next_seq(self, task: bytes) -> int:
         """The number under which this task's next message is sealed."""
-        with self._explained():
-            row = self._connection.execute(
-                "select max(seq) from outbox where device = ? and task = ?", (self.device, task)
-            ).fetchone()
-            return 0 if row[0] is None else row[0] + 1
+        with self._transaction("deferred"):
+            return self._next_seq(task)
 
     def resend(self, task: bytes | None = None) -> tuple[Outgoing, ...]:
         """What was paid for and not acknowledged, oldest first. To send it again is free: these are the same bytes."""
@@ -325,12 +368,12 @@ class Ledger:
     def acknowledge(self, task: bytes, seq: int, receipt: bytes | None = None) -> None:
         """The server has it: forget the bytes, keep its receipt. A second acknowledgement changes nothing."""
         with self._transaction("immediate"):
-            if not self._written(task, seq):
+            done = self._connection.execute(_ACKNOWLEDGE, (receipt, self.device, task, seq))
+            if not done.rowcount and not self._written(task, seq):
                 raise LedgerError(
                     f"task {_name(task)}: message {seq} was acknowledged and never written here. Nothing was changed. "
                     "Look whether two devices share one key."
                 )
-            self._connection.execute(_ACKNOWLEDGE, (receipt, self.device, task, seq))
 
     def receipts(self, task: bytes | None = None) -> tuple[bytes, ...]:
         """What the server gave for the messages that it acknowledged, oldest first."""
@@ -355,17 +398,19 @@ class Ledger:
     def price(self, charges: Sequence[Charge]) -> Price:
         """What these charges would add, on samples charged for nothing else."""
         with self._transaction("deferred"):
-            seen = self._seen_by(None)
-            return Price(
-                _ceiling_of(_shape(map(_priced, charges))[1]),
-                _sum(tuple(charge.device_loss for charge in charges)),
-                sum(seen.given.missing(first, last) for first, last in covered(map(_span, charges))),
-            )
+            if not charges:
+                return Price(Total(), Total(), 0)
+            seen, step, start = self._seen_by(None), _step_of(charges), _start(charges)
+            new = sum(seen.given.missing(start + first, start + last) for first, last in step.spans)
+            return Price(step.ceiling, step.device, new)
 
-    def check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
-        """Raise `BudgetExhausted` unless all the budgets allow this task these charges. Nothing is written."""
+    def check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget], *, take: int = 0) -> None:
+        """Raise `BudgetExhausted` unless all the budgets allow this task these charges. Nothing is written.
+
+        `take` is how many serials the step would take for its samples.
+        """
         with self._transaction("deferred"):
-            self._check(task, charges, budgets)
+            self._check(task, charges, budgets, _step_of(charges) if charges else None, take)
 
     def sample_total(self, serial: int) -> Total:
         """What this sample has paid, over all tasks."""
@@ -380,7 +425,10 @@ class Ledger:
     def sample_ceiling(self) -> Total:
         """A total that is at least every sample's in every part, and so at every delta. That of none is no loss."""
         with self._transaction("deferred"):
-            return ceiling(total for _, total in self._front_of(None))
+            front = self._front_of(None)
+            if self._memory.ceiling is None:
+                self._memory.ceiling = ceiling(total for _, total in front)
+            return self._memory.ceiling
 
     def device_total(self) -> Total:
         """What all releases together cost if all samples that this device ever gave are replaced."""
@@ -419,19 +467,34 @@ class Ledger:
 
     # Inside a transaction
 
+    def _know(self, task: bytes) -> None:
+        if task not in self._shared.tasks:
+            self._connection.execute("insert into task (hash) values (?) on conflict do nothing", (task,))
+            self._shared.tasks.add(task)
+
+    def _next_seq(self, task: bytes) -> int:
+        if task not in self._memory.seq:
+            row = self._connection.execute(
+                "select max(seq) from outbox where device = ? and task = ?", (self.device, task)
+            ).fetchone()
+            self._memory.seq[task] = 0 if row[0] is None else row[0] + 1
+        return self._memory.seq[task]
+
     def _next_serial(self) -> int:
-        row = self._connection.execute("select next from serial where device = ?", (self.device,)).fetchone()
-        if row is None:
-            if self.device == 0 or self._last_charge():
+        serial = self._memory.serial
+        if serial is None:
+            row = self._connection.execute("select next from serial where device = ?", (self.device,)).fetchone()
+            if row is None and (self.device == 0 or self._any_charge()):
                 raise self._corrupt("the counter of serials is gone")
-            return 0
-        return row[0]
+            serial = self._memory.serial = 0 if row is None else int(row[0])
+        return serial
 
     def _take_serials(self, n: int) -> range:
         first = self._next_serial()
-        if not self._connection.execute("select 1 from serial where device = ?", (self.device,)).fetchone():
-            self._connection.execute("insert into serial (device, next) values (?, 0)", (self.device,))
-        self._connection.execute("update serial set next = ? where device = ?", (first + n, self.device))
+        done = self._connection.execute("update serial set next = ? where device = ?", (first + n, self.device))
+        if not done.rowcount:
+            self._connection.execute("insert into serial (device, next) values (?, ?)", (self.device, first + n))
+        self._memory.serial = first + n
         return range(first, first + n)
 
     def _discard(self, serials: Iterable[int]) -> None:
@@ -440,13 +503,17 @@ class Ledger:
         )
 
     def _written(self, task: bytes, seq: int) -> bool:
+        if seq >= self._next_seq(task):
+            return False
         found = self._connection.execute(
             "select 1 from outbox where device = ? and task = ? and seq = ?", (self.device, task, seq)
         )
         return found.fetchone() is not None
 
-    def _check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget]) -> None:
-        if not charges:
+    def _check(
+        self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget], step: _Step | None, take: int
+    ) -> None:
+        if step is None:
             return
         name, after = _name(task), max(charge.last_sample for charge in charges)
         stray = next((charge for charge in charges if charge.task != task), None)
@@ -455,7 +522,7 @@ class Ledger:
                 f"a step of task {name} holds a charge of task {_name(stray.task)}. {NOTHING_SENT} "
                 "Write each task's step by itself."
             )
-        if after >= self._next_serial():
+        if after >= self._next_serial() + take:
             raise LedgerError(
                 f"task {name}: a charge covers serial {after}, and {self._next_serial()} is the next to be handed out. "
                 f"{NOTHING_SENT} Number the samples with `take_serials` first."
@@ -467,14 +534,15 @@ class Ledger:
                 "Set one with `crowdml budget set`."
             )
         for budget in held:
-            self._check_one(name, charges, budget)
+            self._check_one(name, charges, budget, step)
 
-    def _check_one(self, name: str, charges: Sequence[Charge], budget: Budget) -> None:
+    def _check_one(self, name: str, charges: Sequence[Charge], budget: Budget, step: _Step) -> None:
         if budget.task is None:
             whose, remedy = "of your budget for all tasks", "Raise it with `crowdml budget set`, or leave the task."
         else:
             whose, remedy = "of what the task itself may take", "Wait for new samples, or leave the task."
-        seen, spans = self._seen_by(budget.task), covered(map(_span, charges))
+        seen, start = self._seen_by(budget.task), _start(charges)
+        spans = [(start + first, start + last) for first, last in step.spans]
 
         new, samples_left = sum(seen.given.missing(*span) for span in spans), budget.samples - seen.given.size
         if new > max(0, samples_left):
@@ -484,10 +552,13 @@ class Ledger:
                 + (remedy if budget.task is None else "The task has all that it asked for: leave it.")
             )
 
-        fresh = new == spans.size  # then no charge meets them
-        before = [] if fresh else [priced for span in spans for priced in self._spans(budget.task, *span)]
-        start, shape = _shape([*before, *map(_priced, charges)])
-        top, allowed = _verdict(shape, budget.sample_filter)
+        if new == step.size:  # then no charge meets them
+            before: list[Priced] = []
+            top, allowed = step.verdict(budget.sample_filter)
+        else:
+            before = [priced for span in spans for priced in self._spans(budget.task, *span)]
+            start, shape = _shape([*before, *map(_priced, charges)])
+            top, allowed = _verdict(shape, budget.sample_filter)
         if not allowed:
             top = top[0] + start, top[1]
             paid = Total.of(total for a, b, total in before if a <= top[0] <= b)
@@ -496,7 +567,7 @@ class Ledger:
                 f"{whose}. Nothing was sent. {remedy}"
             )
 
-        cap, cost = budget.device_filter, _sum(tuple(charge.device_loss for charge in charges))
+        cap, cost = budget.device_filter, step.device
         if cap is not None and not cap.allows(seen.device, cost):
             raise BudgetExhausted(
                 f"task {name}: this check-in costs the device {shortfall(cap, seen.device, seen.device + cost)} "
@@ -510,44 +581,55 @@ class Ledger:
         for loss, a, b, times in rows.fetchall():
             yield a, b, self._total(loss, times)
 
+    def _add(self, task: bytes, charges: Sequence[Charge], step: _Step) -> None:
+        """Write the charges, and bring up to date what is remembered: as if it had been read again."""
+        self._connection.executemany(_INSERT_CHARGE, [(*_row(charge), self.device) for charge in charges])
+        memory, start = self._memory, _start(charges)
+        spans = [(start + first, start + last) for first, last in step.spans]
+        everything = memory.seen.get(None)
+        fresh = everything is not None and sum(everything.given.missing(*span) for span in spans) == step.size
+        for whose, seen in memory.seen.items():
+            if whose in (None, task):
+                seen.device = seen.device + step.device
+                for first, last in spans:
+                    seen.given.add(first, last)
+        for whose, kept in memory.front.items():
+            if whose in (None, task):
+                if fresh:
+                    found = [(serial + start, total) for serial, total in step.front]
+                else:
+                    found = self._front_between(whose, spans[0][0], spans[-1][1])
+                known = [total for _, total in kept]
+                if any(total not in known for _, total in found):
+                    memory.front[whose] = undominated([*found, *kept])
+                    memory.ceiling = None
+
     def _seen_by(self, task: bytes | None) -> _Seen:
-        """Read the charges since the last time."""
-        seen = self._seen.setdefault(task, _Seen())
-        last = self._last_charge()
-        if last > seen.last:
-            since = {"seen": seen.last, "task": task, "device": self.device}
-            losses = self._connection.execute(
-                f"select device_loss, count(*) {_SINCE} group by device_loss", since
-            ).fetchall()
-            spans = self._connection.execute(f"select first_sample, last_sample {_SINCE}", since).fetchall()
-            device = Total.of([seen.device, *(self._total(loss, times) for loss, times in losses)])
-            for first, end in spans:
-                seen.given.add(first, end)
-            seen.device, seen.last = device, last
+        seen = self._memory.seen.get(task)
+        if seen is None:
+            whose = {"task": task, "device": self.device}
+            losses = self._connection.execute(f"select device_loss, count(*) {_OF} group by device_loss", whose)
+            device = Total.of([self._total(loss, times) for loss, times in losses.fetchall()])
+            spans = self._connection.execute(f"select first_sample, last_sample {_OF}", whose).fetchall()
+            seen = self._memory.seen[task] = _Seen(device, covered(spans))
         return seen
 
     def _front_of(self, task: bytes | None) -> list[tuple[int, Total]]:
-        """Totals only grow, and only under new charges: look again where those lie, and at what was kept before."""
-        seen, kept = self._front.get(task, (0, []))
-        last = self._last_charge()
-        if last > seen:
-            first_sample, last_sample = self._connection.execute(
-                f"select min(first_sample), max(last_sample) {_SINCE}",
-                {"seen": seen, "task": task, "device": self.device},
+        """Totals that no other dominates. They only grow, and only under new charges: `_add` looks where those lie."""
+        front = self._memory.front.get(task)
+        if front is None:
+            first, last = self._connection.execute(
+                f"select min(first_sample), max(last_sample) {_OF}", {"task": task, "device": self.device}
             ).fetchone()
-            if first_sample is not None:
-                start, shape = _shape(self._spans(task, first_sample, last_sample))
-                found = [(serial + start, total) for serial, total in _front_of_shape(shape)]
-                known = [total for _, total in kept]
-                if any(total not in known for _, total in found):
-                    kept = undominated([*found, *kept])
-            self._front[task] = last, kept
-        return kept
+            front = self._memory.front[task] = [] if first is None else self._front_between(task, first, last)
+        return front
 
-    def _last_charge(self) -> int:
-        return self._connection.execute(
-            "select coalesce(max(id), 0) from charge where device = ?", (self.device,)
-        ).fetchone()[0]
+    def _front_between(self, task: bytes | None, first: int, last: int) -> list[tuple[int, Total]]:
+        start, shape = _shape(self._spans(task, first, last))
+        return [(serial + start, total) for serial, total in _front_of_shape(shape)]
+
+    def _any_charge(self) -> bool:
+        return self._connection.execute("select 1 from charge where device = ?", (self.device,)).fetchone() is not None
 
     def _loss(self, text: str) -> Loss:
         try:
@@ -621,6 +703,8 @@ class Ledger:
                 begin, end, undo = "savepoint step", "release step", ("rollback to step", "release step")
             self._connection.execute(begin)
             try:
+                if not inner:
+                    self._look_round()
                 yield
                 self._connection.execute(end)
             except BaseException:
@@ -628,9 +712,17 @@ class Ledger:
                     with contextlib.suppress(sqlite3.Error):  # what was not committed is gone either way
                         for statement in undo:
                             self._connection.execute(statement)
-                if inner:
-                    self._forget()
+                if kind == "immediate":  # what is remembered may not have been written
+                    self._memory = _Memory()
+                    self._shared.tasks.clear()
                 raise
+
+    def _look_round(self) -> None:
+        """Forget what is remembered if another connection has written: once a transaction, within it."""
+        version: int = self._connection.execute("pragma data_version").fetchone()[0]
+        if version != self._shared.version:
+            self._shared.version = version
+            self._shared.forget()
 
     @contextlib.contextmanager
     def _explained(self) -> Generator[None]:
@@ -692,7 +784,7 @@ update outbox set acknowledged = 1, body = null, receipt = ?
 where device = ? and task = ? and seq = ? and acknowledged = 0
 """
 
-_SINCE = "from charge where device = :device and id > :seen and (:task is null or task = :task)"
+_OF = "from charge where device = :device and (:task is null or task = :task)"
 
 # Each level that occurs, then a range of the index in each: a span of that level which meets the serials begins no
 # more than 2^level before them.
@@ -726,10 +818,6 @@ def _row(charge: Charge) -> tuple[Any, ...]:
         (charge.last_sample - charge.first_sample).bit_length(),
         charge.charged_at,
     )
-
-
-def _span(charge: Charge) -> tuple[int, int]:
-    return charge.first_sample, charge.last_sample
 
 
 def _priced(charge: Charge) -> Priced:
@@ -807,20 +895,58 @@ def _front_of_shape(shape: Shape) -> tuple[tuple[int, Total], ...]:
 
 
 @_remembered
-def _ceiling_of(shape: Shape) -> Total:
-    return ceiling(total for _, total in _front_of_shape(shape))
-
-
-@_remembered
 def _verdict(shape: Shape, sample_filter: Filter) -> tuple[tuple[int, Total], bool]:
     """The sample of the shape that is dearest to the filter, and whether the filter allows what it paid."""
     top = dearest(_front_of_shape(shape), lambda total: spent(sample_filter, total)) or (0, Total())
     return top, sample_filter.allows(Total(), top[1])
 
 
-@lru_cache(maxsize=4096)
-def _sum(losses: tuple[Loss, ...]) -> Total:
-    return Total.of(losses)
+class _Step:
+    """The charges of a step, as if its first sample had serial 0. Check-ins of a task look alike: worked out once."""
+
+    def __init__(self, charges: Sequence[Charge]) -> None:
+        self.losses = tuple((charge.loss, charge.device_loss) for charge in charges)  # alive, so that no id is reused
+        self.shape = _shape(map(_priced, charges))[1]
+        coverage = covered((first, last) for first, last, _ in self.shape)
+        self.spans, self.size = tuple(coverage), coverage.size
+        self.front = _front_of_shape(self.shape)
+        self.ceiling = ceiling(total for _, total in self.front)
+        self.device = Total.of(loss for _, loss in self.losses)
+        self._verdicts: dict[int, tuple[Filter, tuple[tuple[int, Total], bool]]] = {}
+
+    def verdict(self, sample_filter: Filter) -> tuple[tuple[int, Total], bool]:
+        found = self._verdicts.get(id(sample_filter))
+        if found is None:
+            if len(self._verdicts) >= MOST_REMEMBERED:
+                self._verdicts.clear()
+            found = self._verdicts[id(sample_filter)] = sample_filter, _verdict(self.shape, sample_filter)
+        return found[1]
+
+
+_steps: dict[tuple[int, ...], _Step] = {}
+MOST_REMEMBERED = 1024
+
+
+def _step_of(charges: Sequence[Charge]) -> _Step:
+    """By the identity of its losses, which a step keeps alive: to compare fractions would cost more than it saves."""
+    start = _start(charges)
+    key = tuple(
+        part
+        for charge in charges
+        for part in (charge.first_sample - start, charge.last_sample - start, id(charge.loss), id(charge.device_loss))
+    )
+    step = _steps.get(key)
+    if step is None:
+        step = _Step(charges)
+        if len(charges) <= 64:
+            if len(_steps) >= MOST_REMEMBERED:
+                _steps.clear()
+            _steps[key] = step
+    return step
+
+
+def _start(charges: Sequence[Charge]) -> int:
+    return min(charge.first_sample for charge in charges)
 
 
 def _covers(whole: Loss, one: Loss) -> bool:
