@@ -42,10 +42,12 @@ LANGUAGE_COOKIE = "lang"
 A_YEAR = 365 * 24 * 3600
 API = ("/v1/", "/problems/", "/openapi.json", "/healthz", "/readyz", "/metrics")
 """Paths that answer programs: their errors stay problem+json, whoever asks."""
+OWNER = "/device"
+"""Where a link of the device is asked for, and no name and password."""
 
 
 @lru_cache(1)
-def _environment() -> Environment:
+def environment() -> Environment:
     return Environment(
         loader=PackageLoader("crowdml.server.portal"),
         autoescape=True,
@@ -66,13 +68,14 @@ def render(
 ) -> Response:
     """A page. In templates `t` reads the catalogue; `number`, `percent` and `moment` write as the language does."""
     said = language(request)
-    page = _environment().get_template(template)
+    page = environment().get_template(template)
     text = page.render(
         t=said,
         number=said.number,
         percent=said.percent,
         moment=said.moment,
         static=assets.address,
+        code=code,
         lang=said.language,
         switches=[(each, words(each)("language"), _in(request.url, each)) for each in LANGUAGES],
         request=request,
@@ -114,7 +117,9 @@ def error_page(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Re
     request = Request(scope)
     said = language(request)
     name = problem.slug if f"error.{problem.slug}.title" in said.sentences else _general(problem.status)
-    response = render(
+    if problem.status == 401 and scope["path"].startswith(OWNER):
+        name = "link"
+    return render(
         request,
         "error.html",
         problem.status,
@@ -124,7 +129,6 @@ def error_page(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Re
         wait=problem.retry_after,
         number_of_request=headers.get("Crowdml-Request", ""),
     )
-    return response
 
 
 def _general(status: int) -> str:

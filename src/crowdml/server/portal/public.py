@@ -2,14 +2,158 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+from dataclasses import dataclass
+
+import segno
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
-from crowdml.server.hub import Hub
-from crowdml.server.portal.pages import render
+from crowdml.server.hub import Hub, code_hash, utc_now
+from crowdml.server.portal import assets
+from crowdml.server.portal import figures as charts
+from crowdml.server.portal.kept import kept
+from crowdml.server.portal.live import error_now
+from crowdml.server.portal.pages import code, language, render
+from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, find_study, studies
+from crowdml.wire.problems import Problem
+from crowdml.wire.requests import CODE
+
+__all__ = ["figures", "home", "join", "plot", "study"]
+
+PICTURES = {"svg": "image/svg+xml", "png": "image/png"}
+PICTURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+"""Of a plot that is opened by itself: it has styles of its own and nothing else."""
+CONTACT = "contact"
+"""The setting in which the operator says who runs this server: a name, then lines with addresses."""
+LINK = re.compile(r"https?://[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Who runs the server."""
+
+    name: str
+    lines: tuple[Markup, ...]
 
 
 async def home(request: Request) -> Response:
     """GET /: the studies of this server."""
+    return render(request, "home.html", studies=await studies(request), contact=await contact(request))
+
+
+async def study(request: Request) -> Response:
+    """GET /studies/{study}: one study."""
+    found = await find_study(request, request.path_params["study"])
+    said = language(request)
+    address = base(request) + found.path
+    await asyncio.to_thread(assets.read, assets.PLOTLY)  # large: compressed once, and not on the event loop
+    return render(
+        request,
+        "study.html",
+        study=found,
+        price=found.price,
+        certainty=certainty,
+        says_little=SAYS_LITTLE,
+        error_now=error_now(found, said),
+        drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],
+        thinned=charts.thinned,
+        contact=await contact(request),
+        address=address,
+        qr=qr(address),
+        join_command=code(f"crowdml join {base(request)} {said('study.join.code')}"),
+    )
+
+
+async def figures(request: Request) -> Response:
+    """GET /studies/{study}/figures.json: what the plots show, for the charts in the page."""
+    found = await _open_study(request)
+    data = json.dumps(found.figures.plain(), ensure_ascii=False, allow_nan=False)
+    headers = {"Cache-Control": "no-cache", "ETag": f'"{found.figures.index}"', "X-Content-Type-Options": "nosniff"}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(data, headers=headers, media_type="application/json")
+
+
+async def plot(request: Request) -> Response:
+    """GET /studies/{study}/plots/{name}.{kind}: a plot as a picture; `?theme=dark` for dark pages."""
+    found = await _open_study(request)
+    name, _, kind = request.path_params["file"].rpartition(".")
+    if name not in charts.CHARTS or kind not in PICTURES or not charts.can_draw(name, found.figures):
+        raise Problem("not-found", "There is no such plot, or nothing to see on it yet.")
+    theme = "dark" if request.query_params.get("theme") == "dark" else "light"
+    data = await kept(request).picture(found.task, name, language(request), theme, kind)
+    headers = {
+        "Cache-Control": "no-cache, max-age=10",
+        "Content-Security-Policy": PICTURE_POLICY,
+        "Vary": "Accept-Language, Cookie",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(data, headers=headers, media_type=PICTURES[kind])
+
+
+async def join(request: Request) -> Response:
+    """GET /join/{code}: the page behind a QR code. It tells which studies the code is for, and uses nothing up."""
     hub: Hub = request.app.state.hub
-    return render(request, "home.html", studies=[each for each in hub.hosted() if each.state != "draft"])
+    text = request.path_params["code"]
+    found = None
+    if CODE.fullmatch(text):
+        found = await asyncio.to_thread(hub.store.invitation, code_hash(text))
+    if found is None:
+        return render(request, "no-invitation.html", 404, why="unknown", contact=await contact(request))
+    over = "ended" if found.ends_at is not None and found.ends_at <= utc_now() else "used-up"
+    if over == "ended" or found.used >= found.uses:
+        return render(request, "no-invitation.html", 410, why=over, contact=await contact(request))
+    invited = [each for each in await studies(request) if not found.tasks or each.task.hash in found.tasks]
+    address = base(request) + request.url.path
+    return render(
+        request,
+        "join.html",
+        headers={"Cache-Control": "no-store"},
+        studies=invited,
+        invitation=found,
+        command=f"crowdml join {base(request)} {text}",
+        qr=qr(address),
+        contact=await contact(request),
+    )
+
+
+# --- what pages share ---
+
+
+async def _open_study(request: Request) -> Study:
+    """The study in the path, if anyone may see how it goes."""
+    found = await find_study(request, request.path_params["study"])
+    if found.closed:
+        raise Problem("not-found", "Only devices that joined this study may see how it goes.")
+    return found
+
+
+def base(request: Request) -> str:
+    """How this server was reached: scheme, host and port."""
+    return f"{request.url.scheme}://{request.url.netloc}"
+
+
+def qr(text: str) -> Markup:
+    """The address as a QR code: an image inside the page, black on white in every theme."""
+    return Markup(segno.make(text, error="m").svg_data_uri(scale=4, border=2, dark="#000", light="#fff"))
+
+
+async def contact(request: Request) -> Contact | None:
+    """Who runs this server, if its operator said so. Addresses become links."""
+    hub: Hub = request.app.state.hub
+    said = await asyncio.to_thread(hub.store.setting, CONTACT)
+    lines = [line.strip() for line in (said or b"").decode(errors="replace").splitlines() if line.strip()]
+    return Contact(lines[0], tuple(map(_linked, lines[1:]))) if lines else None
+
+
+def _linked(line: str) -> Markup:
+    shown, at = Markup(""), 0
+    for found in LINK.finditer(line):
+        to = found[0] if found[0].startswith("http") else f"mailto:{found[0]}"
+        shown += line[at : found.start()] + Markup('<a href="{}" rel="noreferrer">{}</a>').format(to, found[0])
+        at = found.end()
+    return shown + line[at:]

@@ -28,7 +28,7 @@ class Words:
     language: str
     sentences: dict[str, str]
 
-    def __call__(self, name: str, **values: Any) -> Markup:
+    def __call__(self, name: str, /, **values: Any) -> Markup:
         """The sentence of this name, escaped, with its places filled in. An unknown name is a mistake of ours."""
         if name not in self.sentences and "n" in values:
             name = f"{name}.{'one' if values['n'] == 1 else 'other'}"

@@ -1,0 +1,278 @@
+"""Figures: what a study's plots show, and the plots themselves as SVG and PNG.
+
+Error rate and label shares come from noisy counts alone, so whoever looks at them learns no more about a sample than
+the devices' releases say: computing on is free. An interval holds what the noise and the choice of samples leave
+open, together about 95 %. Where it is wider than everything that is possible, no number is shown.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from crowdml.protocol import Noisy
+from crowdml.server.points import Moment
+from crowdml.server.portal.words import Words
+from crowdml.task import Task
+
+__all__ = ["CHARTS", "Error", "Estimate", "Figures", "draw", "work_out"]
+
+REACH = 2.12
+"""Standard deviations to either side: 95 % of one Laplace draw, and a little more of a sum of them."""
+SHARP = 0.05
+"""Half the width that a window of check-ins aims at, as far as the noise goes."""
+MOST_ROWS = 12
+"""Rows of the table beside a curve."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A rate between 0 and 1 as noisy counts show it: nothing is cut off at 0 or 1."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the interval rules nothing out: the noise hides the rate."""
+        return self.low <= 0 and self.high >= 1
+
+
+@dataclass(frozen=True)
+class Error:
+    """The error rate over a window of check-ins that ends at `check_ins`."""
+
+    check_ins: int
+    window: int
+    rate: Estimate
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Everything that a study's plots show, as of its last moment."""
+
+    moments: tuple[Moment, ...]
+    errors: tuple[Error, ...]
+    labels: tuple[tuple[str, Estimate], ...]
+    needed: int | None
+    """Check-ins after which the noise leaves the error rate open by 10 points of a hundred; None: nobody counts."""
+
+    @property
+    def index(self) -> int:
+        return self.moments[-1].index if self.moments else 0
+
+    @property
+    def devices(self) -> int:
+        return self.moments[-1].devices if self.moments else 0
+
+    @property
+    def shown(self) -> tuple[Error, ...]:
+        """Errors that are not hidden."""
+        return tuple(each for each in self.errors if not each.rate.hidden)
+
+    def plain(self) -> dict[str, Any]:
+        """For the interactive charts."""
+        return {
+            "index": self.index,
+            "error": {
+                "x": [each.check_ins for each in self.shown],
+                "y": [each.rate.value for each in self.shown],
+                "low": [each.rate.low for each in self.shown],
+                "high": [each.rate.high for each in self.shown],
+            },
+            "labels": {
+                "x": [name for name, _ in self.labels],
+                "y": [share.value for _, share in self.labels],
+                "low": [share.low for _, share in self.labels],
+                "high": [share.high for _, share in self.labels],
+            },
+            "check-ins": {
+                "x": [each.at for each in self.moments],
+                "y": [each.tally.check_ins for each in self.moments],
+            },
+            "devices": {"x": [each.at for each in self.moments], "y": [each.devices for each in self.moments]},
+        }
+
+
+def work_out(task: Task, moments: Sequence[Moment]) -> Figures:
+    """The figures behind these moments, oldest first."""
+    if not moments:
+        return Figures((), (), (), None)
+    last = moments[-1].tally
+    labels: tuple[tuple[str, Estimate], ...] = ()
+    if last.labels is not None and last.labels.samples:
+        names = task.labels.classes or _bins(task, len(last.labels.counts))
+        labels = tuple((name, _share(last.labels, place)) for place, name in enumerate(names))
+    return Figures(tuple(moments), _errors(moments), labels, _needed(last.errors, 0.1, last.check_ins))
+
+
+def _share(noisy: Noisy, place: int) -> Estimate:
+    """counts / samples, give or take: the noise's own variance, and that of a share among so many samples."""
+    value = noisy.counts[place] / noisy.samples
+    inside = min(1.0, max(0.0, value))
+    deviation = math.sqrt(noisy.variance / noisy.samples**2 + inside * (1 - inside) / noisy.samples)
+    return Estimate(value, value - REACH * deviation, value + REACH * deviation)
+
+
+def _errors(moments: Sequence[Moment]) -> tuple[Error, ...]:
+    """At each moment, the error rate over the check-ins of a window before it; from the start where there are fewer."""
+    last = moments[-1].tally
+    if last.errors is None or not last.errors.samples:
+        return ()
+    window = max(_needed(last.errors, SHARP, last.check_ins) or 0, last.check_ins // 20)
+    found: list[Error] = []
+    begin = 0
+    for each in moments:
+        now = each.tally
+        if now.errors is None or not now.check_ins:
+            continue
+        while begin + 1 < len(moments) and moments[begin + 1].tally.check_ins <= now.check_ins - window:
+            begin += 1
+        start = moments[begin].tally
+        far = start.errors is not None and start.check_ins <= now.check_ins - window
+        between = _less(now.errors, start.errors) if far and start.errors is not None else now.errors
+        since = now.check_ins - (start.check_ins if far else 0)
+        if between.samples:
+            found.append(Error(now.check_ins, since, _share(between, 0)))
+    return tuple(found)
+
+
+def _less(now: Noisy, before: Noisy) -> Noisy:
+    counts = tuple(a - b for a, b in zip(now.counts, before.counts, strict=True))
+    return Noisy(counts, now.samples - before.samples, now.variance - before.variance)
+
+
+def _needed(noisy: Noisy | None, half: float, check_ins: int) -> int | None:
+    """Check-ins after which the noise alone leaves an interval of `half` to either side."""
+    if noisy is None or not check_ins:
+        return None
+    samples, variance = noisy.samples / check_ins, noisy.variance / check_ins
+    return math.ceil(variance * (REACH / (half * samples)) ** 2)
+
+
+def _bins(task: Task, cells: int) -> tuple[str, ...]:
+    """Names of the equal intervals that a number's range is counted in."""
+    bound = float(task.labels.bound)
+    edges = [bound * (2 * place / cells - 1) for place in range(cells + 1)]
+    return tuple(f"{low:g} … {high:g}" for low, high in pairwise(edges))
+
+
+def thinned(rows: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
+    """At most so many of the rows, evenly, with the first and the last: for a table that people read."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
+
+
+# --- drawing ---
+
+Axes = Any  # matplotlib's, which is imported when the first plot is drawn
+
+THEMES = {
+    "light": {"ink": "#1b2624", "quiet": "#566461", "line": "#d8dfdc", "accent": "#0b6b64", "back": "#ffffff"},
+    "dark": {"ink": "#e6edeb", "quiet": "#a3b3af", "line": "#2f3b38", "accent": "#5fcabf", "back": "#18201e"},
+}
+
+
+def _draw_error(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
+    shown = figures.shown
+    x = [each.check_ins for each in shown]
+    low, high = [each.rate.low for each in shown], [each.rate.high for each in shown]
+    axes.fill_between(x, low, high, color=look["accent"], alpha=0.18, linewidth=0)
+    axes.plot(x, [each.rate.value for each in shown], color=look["accent"], linewidth=2)
+    axes.set_ylim(min(0.0, *low), max(0.1, *high))
+    axes.yaxis.set_major_formatter(lambda value, _: said.percent(value, 0))
+    axes.xaxis.set_major_formatter(lambda value, _: said.number(round(value)))
+    axes.set_xlabel(said("chart.axis.check-ins"))
+
+
+def _draw_labels(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
+    names = [name if len(name) <= 18 else f"{name[:17]}…" for name, _ in figures.labels]
+    shares = [share for _, share in figures.labels]
+    place = list(range(len(names)))
+    reach = [[each.value - each.low for each in shares], [each.high - each.value for each in shares]]
+    axes.barh(place, [each.value for each in shares], color=look["accent"], alpha=0.35, height=0.6)
+    axes.errorbar(
+        [each.value for each in shares], place, xerr=reach, fmt="o", color=look["accent"], markersize=4, capsize=3
+    )
+    axes.set_yticks(place, names)
+    axes.invert_yaxis()
+    axes.set_xlim(min(0.0, *(each.low for each in shares)), max(0.1, *(each.high for each in shares)))
+    axes.xaxis.set_major_formatter(lambda value, _: said.percent(value, 0))
+    axes.grid(visible=False, axis="y")
+
+
+def _over_time(value: Callable[[Moment], int]) -> Callable[[Axes, Figures, Words, dict[str, str]], None]:
+    def draw(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+        from matplotlib.ticker import MaxNLocator
+
+        x: Any = [datetime.fromisoformat(each.at) for each in figures.moments]
+        y = [value(each) for each in figures.moments]
+        axes.fill_between(x, 0, y, color=look["accent"], alpha=0.12, linewidth=0)
+        axes.plot(x, y, color=look["accent"], linewidth=2)
+        axes.set_ylim(0, max(1, *y) * 1.08)
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_formatter(lambda value, _: said.number(round(value)))
+        locator = AutoDateLocator(minticks=2, maxticks=5)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
+
+    return draw
+
+
+CHARTS: dict[str, Callable[[Axes, Figures, Words, dict[str, str]], None]] = {
+    "error": _draw_error,
+    "labels": _draw_labels,
+    "check-ins": _over_time(lambda moment: moment.tally.check_ins),
+    "devices": _over_time(lambda moment: moment.devices),
+}
+"""Every plot by its name in addresses."""
+
+
+def can_draw(name: str, figures: Figures) -> bool:
+    """Whether there is something to see yet."""
+    if name == "error":
+        return len(figures.shown) > 0
+    if name == "labels":
+        return any(not share.hidden for _, share in figures.labels)
+    return len(figures.moments) > 1
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""matplotlib is not made for several threads."""
+
+
+def draw(name: str, figures: Figures, said: Words, theme: str, kind: str) -> bytes:
+    """One plot as `kind`, svg or png. Takes a tenth of a second or two: call it in a thread."""
+    with _ONE_AT_A_TIME:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+        look = THEMES[theme]
+        settings: Any = {
+            "svg.fonttype": "none", "svg.hashsalt": "crowdml", "font.family": ["sans-serif"], "font.size": 11,
+            "font.sans-serif": ["DejaVu Sans"], "text.color": look["ink"], "axes.labelcolor": look["quiet"],
+            "xtick.color": look["quiet"], "ytick.color": look["quiet"], "axes.edgecolor": look["line"],
+            "grid.color": look["line"], "axes.axisbelow": True, "text.parse_math": False,
+        }  # fmt: skip
+        with mpl.rc_context(settings):
+            tall = 0.42 * len(figures.labels) + 0.9 if name == "labels" else 2.7
+            figure = Figure(figsize=(6.4, max(2.0, min(tall, 8))), layout="constrained")
+            axes = figure.add_subplot()
+            axes.grid(visible=True, linewidth=0.8)
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.tick_params(length=0)
+            CHARTS[name](axes, figures, said, look)
+            written = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
+            back = "none" if kind == "svg" else look["back"]
+            figure.savefig(written, format=kind, facecolor=back, dpi=200, metadata=metadata)
+            return written.getvalue()

@@ -1,0 +1,88 @@
+"""What the portal keeps in memory between requests: figures, pictures, open live pages. All bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from crowdml.server.hub import Hub
+from crowdml.server.points import read_moments
+from crowdml.server.portal.figures import Figures, draw, work_out
+from crowdml.server.portal.words import Words
+from crowdml.task import Task
+
+__all__ = ["Kept", "kept"]
+
+FRESH = 1.0
+"""Seconds for which figures are not read again."""
+DRAWN = 10.0
+"""Seconds for which a picture is not drawn again, however often it is asked for."""
+MOST_PICTURES = 256
+
+
+@dataclass
+class Kept:
+    """One for each server."""
+
+    hub: Hub
+    streams: Counter[str] = field(default_factory=Counter[str])
+    """Open live pages by address."""
+    _figures: dict[bytes, tuple[float, Figures]] = field(default_factory=dict)
+    _pictures: OrderedDict[tuple[Any, ...], tuple[float, int, bytes]] = field(default_factory=OrderedDict)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    secret: bytes | None = None
+    """Of the owners' sessions; see `owner`."""
+
+    async def figures(self, task: Task) -> Figures:
+        """The figures of a task, at most a second old."""
+        held = self._figures.get(task.hash)
+        if held is None or time.monotonic() - held[0] > FRESH:
+            async with self._lock:
+                held = self._figures.get(task.hash)
+                if held is None or time.monotonic() - held[0] > FRESH:
+                    moments = await asyncio.to_thread(read_moments, self.hub.store, task.hash)
+                    same = held is not None and bool(moments) and held[1].index == moments[-1].index
+                    found = held[1] if held is not None and same else work_out(task, moments)
+                    held = self._figures[task.hash] = time.monotonic(), found
+        return held[1]
+
+    async def picture(self, task: Task, name: str, said: Words, theme: str, kind: str) -> bytes:
+        """A plot, drawn once for each moment and at most every `DRAWN` seconds."""
+        figures = await self.figures(task)
+        key = task.hash, name, said.language, theme, kind
+
+        def held() -> bytes | None:
+            at, index, data = self._pictures.get(key, (0.0, -1, b""))
+            return data if index == figures.index or (data and time.monotonic() - at < DRAWN) else None
+
+        found = held()
+        if found is None:
+            async with self._lock:
+                found = held()
+                if found is None:
+                    found = await asyncio.to_thread(draw, name, figures, said, theme, kind)
+                    self._pictures[key] = time.monotonic(), figures.index, found
+                    self._pictures.move_to_end(key)
+                    if len(self._pictures) > MOST_PICTURES:
+                        self._pictures.popitem(last=False)
+        return found
+
+    async def owner_secret(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The secret behind owners' sessions, read or made once."""
+        if self.secret is None:
+            self.secret = await make()
+        return self.secret
+
+
+def kept(request: Request) -> Kept:
+    """What this server's portal keeps."""
+    state = request.app.state
+    if not hasattr(state, "kept"):
+        state.kept = Kept(state.hub)
+    return state.kept

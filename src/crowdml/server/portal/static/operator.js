@@ -1,0 +1,33 @@
+/** Operator pages that look again by themselves. Without this they are read as they are, and loaded again by hand. */
+
+const EVERY = 5; // seconds
+
+/** Put the same part of a newly loaded page in the place of this one, unless somebody is at work in it. */
+async function look(/** @type {HTMLElement} */ part) {
+  const busy = part.contains(document.activeElement) && document.activeElement !== part;
+  if (document.hidden || busy || part.querySelector("details[open]")) return part;
+  const answer = await fetch(location.pathname, { headers: { "crowdml-live": "1", accept: "text/html" } });
+  if (!answer.ok || answer.redirected) return location.reload(), part;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(part.id);
+  if (!fresh) return location.reload(), part;
+  const adopted = document.importNode(fresh, true);
+  part.replaceWith(adopted);
+  if (part.hasAttribute("data-refresh") && !adopted.hasAttribute("data-refresh")) location.reload(); // it is over
+  return adopted;
+}
+
+async function follow(/** @type {HTMLElement} */ part) {
+  const wait = 1000 * Number(part.dataset.refresh || EVERY);
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    try {
+      part = await look(part);
+    } catch {
+      // the server is away for a moment: look again later
+    }
+    if (!part.isConnected || !part.hasAttribute("data-refresh")) return;
+  }
+}
+
+for (const part of document.querySelectorAll("[data-refresh]")) follow(/** @type {HTMLElement} */ (part));
+for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => print());

@@ -1,0 +1,174 @@
+"""A study as people see it: a hosted task, its price in full, and how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from starlette.requests import Request
+
+from crowdml.privacy.losses import ZCDP, Loss, Pure, Total
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.protocol import Quote, affordable, quote
+from crowdml.protocols import find
+from crowdml.server.hub import Hub
+from crowdml.server.portal.figures import Figures
+from crowdml.server.portal.kept import kept
+from crowdml.storage.server import State
+from crowdml.task import Task
+from crowdml.wire.problems import Problem
+
+__all__ = ["Price", "Row", "Study", "certainty", "find_study", "price_of", "studies"]
+
+SHORTEST = 12
+"""Hex digits of a task's hash in an address."""
+SAYS_LITTLE = 7.0
+"""An epsilon from which a guess may be right 999 times of 1,000: as a promise it says little."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something that leaves a device: its mechanism with every parameter, and what one release costs."""
+
+    name: str
+    mechanism: Mechanism
+    parameters: tuple[tuple[str, float | int | str], ...]
+    """By their names in the catalogue."""
+    loss: str
+    sample: float
+    device: float
+
+    @property
+    def adjacency(self) -> str:
+        return self.mechanism.sensitivity.adjacency.value
+
+    @property
+    def observer(self) -> str:
+        return self.mechanism.observer.value
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a study costs a device: its dearest sample and everything it gives, once and over the whole budget."""
+
+    quote: Quote
+    rows: tuple[Row, ...]
+    batch: int
+    check_ins: int | None
+    """How many the task's budget allows; None: it has no budget."""
+    sample: float
+    device: float
+    device_all: float | None
+
+    @property
+    def delta(self) -> float:
+        return self.quote.delta
+
+    def device_after(self, check_ins: int) -> float:
+        """The device's total after so many check-ins."""
+        return self.quote.device_epsilon(check_ins) if check_ins else 0.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """`closed`: only devices that joined may read what it publishes, so how it goes is not shown here."""
+
+    task: Task
+    state: State
+    closed: bool
+    reason: str | None
+    check_ins: int
+    figures: Figures
+    price: Price
+
+    @property
+    def id(self) -> str:
+        return self.task.hash.hex()[:SHORTEST]
+
+    @property
+    def title(self) -> str:
+        return self.task.title or self.task.name
+
+    @property
+    def path(self) -> str:
+        return f"/studies/{self.id}"
+
+
+def certainty(epsilon: float) -> float:
+    """How often a guess about an even bet may be right, at most, once it has seen what cost `epsilon`."""
+    return 1 / (1 + math.exp(-epsilon))
+
+
+@lru_cache(256)
+def price_of(task: Task) -> Price:
+    """The price of a task, worked out once."""
+    protocol = find(task)
+    priced, allowed = quote(protocol, task), affordable(protocol, task)
+    rows = tuple(
+        Row(
+            each.row,
+            each.mechanism,
+            tuple(_parameters(each.mechanism)),
+            _shown(each.loss),
+            Total.of([each.loss]).epsilon(priced.delta),
+            Total.of([each.device_loss]).epsilon(priced.delta),
+        )
+        for each in priced.rows
+    )
+    return Price(
+        priced,
+        rows,
+        protocol.batch(task),
+        allowed,
+        priced.sample_epsilon(),
+        priced.device_epsilon(),
+        None if not allowed else priced.device_epsilon(allowed),
+    )
+
+
+def _parameters(mechanism: Mechanism) -> list[tuple[str, float | int | str]]:
+    found: list[tuple[str, float | int | str]] = []
+    if getattr(mechanism, "clip", None) is not None:
+        found.append(("clip", float(getattr(mechanism, "clip") * mechanism.grid.step)))  # noqa: B009
+        found.append(("grid", float(mechanism.grid.step)))
+    for name in ("sigma", "scale"):
+        value = getattr(mechanism, name, None)
+        if value is not None:
+            found.append((name, float(value * mechanism.grid.step)))
+    found.append(("covers", mechanism.covers.size))
+    return found
+
+
+def _shown(loss: Loss) -> str:
+    """A loss as the literature writes it."""
+    if isinstance(loss, Pure):
+        return f"ε = {float(loss.epsilon):.4g}, δ = 0"
+    return f"ρ = {float(loss.rho):.4g} (zCDP)" if isinstance(loss, ZCDP) else str(loss)
+
+
+async def studies(request: Request) -> list[Study]:
+    """Every study that people may know of: all but drafts."""
+    hub: Hub = request.app.state.hub
+    closed = {each.hash: each.closed for each in await asyncio.to_thread(hub.store.tasks)}
+    shown = [each for each in hub.hosted() if each.state != "draft"]
+    return [await _study(request, each, closed.get(each.task.hash, False)) for each in shown]
+
+
+async def find_study(request: Request, name: str) -> Study:
+    """The study whose hash begins with these digits, twelve of them or more; 404."""
+    hub: Hub = request.app.state.hub
+    if SHORTEST <= len(name) <= 64:
+        for each in hub.hosted():
+            if each.state != "draft" and each.task.hash.hex().startswith(name):
+                stored = await asyncio.to_thread(hub.store.task, each.task.hash)
+                return await _study(request, each, stored is not None and stored.closed)
+    raise Problem("unknown-task", "No such study here.")
+
+
+async def _study(request: Request, hosted: Any, closed: bool) -> Study:
+    figures = await kept(request).figures(hosted.task)
+    price = await asyncio.to_thread(price_of, hosted.task)
+    return Study(hosted.task, hosted.state, closed, hosted.reason, hosted.check_ins, figures, price)
