@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     help="Over the samples; each one costs again. Default: 1.",
 )
 @click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
+@click.option(
+    "--progress", "counted", is_flag=True, help="Say on stderr how far it is, a line at a time: for programs."
+)
 @click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins: .png, .svg or .pdf.")
 @json_option
 def simulate(
@@ -54,6 +59,7 @@ def simulate(
     engine: str,
     passes: int,
     population: str | None,
+    counted: bool,
     plot_path: str | None,
     json_path: str | None,
 ) -> None:
@@ -68,7 +74,7 @@ def simulate(
     from crowdml.protocols import find
 
     check_budget(find(found), found, passes)
-    data = _load(found, data_name, seed)
+    data = _load(found, data_name, seed, devices)
 
     import numpy as np
 
@@ -82,8 +88,18 @@ def simulate(
     seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
     kind = population or ("by_user" if data.groups is not None and devices is None else "iid")
     many = devices if devices is not None else max(1, len(data.y_train) // find(found).batch(found))
+    counter = _Counter(counted)
     with report.progress() as progress:
         bar = progress.add_task(found.name, total=None)
+
+        def expect(total: int) -> None:
+            counter.total = total
+            progress.update(bar, total=total)
+
+        def tick(done: int) -> None:
+            counter.advance(done)
+            progress.advance(bar, done)
+
         study = run(
             found,
             data.x_train,
@@ -93,8 +109,8 @@ def simulate(
             passes=passes,
             delay=late,
             engine=engine,
-            expect=lambda total: progress.update(bar, total=total),
-            tick=lambda done: progress.advance(bar, done),
+            expect=expect,
+            tick=tick,
         )
     curve = study.accuracy(data.x_test, data.y_test)
     result = _result(found, data, study, curve, seed, engine, kind, passes)
@@ -103,21 +119,51 @@ def simulate(
     report.finish(result)
 
 
-def _load(task: Task, name: str | None, seed: int | None) -> Dataset:
-    """The task's data, its rows in the task's own ball."""
+@dataclass
+class _Counter:
+    """Lines for a program that waits: 'progress 300 of 1200', at most five a second."""
+
+    counts: bool
+    total: int = 0
+    done: int = 0
+    said: float = 0.0
+
+    def advance(self, many: int) -> None:
+        self.done += many
+        now = time.monotonic()
+        if self.counts and (now - self.said > 0.2 or self.done >= self.total):
+            self.said = now
+            click.echo(f"progress {self.done} of {self.total}", err=True)
+
+
+def _load(task: Task, name: str | None, seed: int | None, devices: int | None) -> Dataset:
+    """The task's data, its rows in the task's own ball.
+
+    Synthetic data takes the task's shape, and has what the devices may give, from 10,000 to 200,000 rows.
+    """
     from dataclasses import replace
 
-    from crowdml.datasets import NAMES, load
+    from crowdml.datasets import NAMES, blobs, load
     from crowdml.features import normalise
 
     if name is None and task.name not in NAMES:
         raise DataError(f"task {task.name!r} names no data set; say --data, one of {', '.join(NAMES)}.")
-    name = name or task.name
-    data = load(name, normalise="none", seed=(0 if seed is None else seed) if name == "synthetic" else None)
     if task.labels.kind != "class":
         raise TaskError(
             f"task {task.name!r} predicts a number, and every data set here has classes; use it from Python."
         )
+    name = name or task.name
+    if name == "synthetic" and task.classes is not None:
+        from crowdml.protocols import find
+
+        budget = task.privacy.budget
+        each = find(task).batch(task) if budget is None else budget.samples
+        rows = min(max(10_000, (devices or 0) * each), 200_000)
+        data = blobs(
+            rows=rows, features=task.features.dimension, classes=task.classes, seed=seed or 0, normalise="none"
+        )
+    else:
+        data = load(name, normalise="none")
     if len(data.classes) != task.classes:
         raise DataError(
             f"task {task.name!r} has {task.classes} classes and data set {name!r} has {len(data.classes)} "

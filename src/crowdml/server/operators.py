@@ -57,7 +57,7 @@ LONGEST = timedelta(hours=12)
 SHORTEST_PASSWORD, LONGEST_PASSWORD = 12, 1024
 SETUP = "setup-token"
 COOKIE, FORM_COOKIE, PATH = "crowdml-operator", "crowdml-form", "/operator"
-FORM_FIELD = "form-token"
+FORM_FIELD, LIVE = "form-token", "crowdml-live"
 NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 TOKEN = re.compile(r"([A-Za-z0-9_-]{43})\.([0-9]{1,12})")
 MOST_WAITING = 16
@@ -273,7 +273,8 @@ class Operators:
             await self.hub.write(self.hub.store.close_session, found.token_hash)
             raise LoginNeeded("Your session has ended. Log in again.")
         until = min(now + IDLE, last)
-        if until - datetime.fromisoformat(found.ends_at) > timedelta(minutes=1):
+        used = LIVE not in request.headers  # a page that looks again by itself is nobody at work
+        if used and until - datetime.fromisoformat(found.ends_at) > timedelta(minutes=1):
             await self.hub.write(extend_session, self.hub.store, found.token_hash, _iso(until))
         return found
 

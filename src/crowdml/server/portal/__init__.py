@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from crowdml.server.portal import assets, live, owner, public
+from crowdml.server.portal import assets, live, operator, owner, public
 from crowdml.server.portal.pages import error_page, wants_page
 
 __all__ = ["error_page", "routes", "wants_page"]
@@ -27,5 +27,6 @@ def routes() -> list[BaseRoute]:
         Route("/device/withdraw", owner.withdraw, methods=["POST"]),
         Route("/device/close", owner.leave, methods=["POST"]),
         Route("/device/{device}", owner.enter, methods=["GET"]),
+        *operator.routes(),
         Route("/static/{name}", assets.serve, methods=["GET"]),
     ]

@@ -1,0 +1,251 @@
+"""Drafts: tasks that an operator looks at before anybody else does. Priced, simulated, then started or discarded.
+
+A draft is a task file in the settings, under the hash that its task will have. It is not hosted: no device sees it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from crowdml.errors import TaskError
+from crowdml.protocols import find
+from crowdml.server.hub import check_hosted
+from crowdml.server.portal import task_form
+from crowdml.server.portal.pricing import price
+from crowdml.server.portal.simulation import Asked, SimulationRefused, Simulations, has_jax, suitable_data
+from crowdml.server.portal.visits import Visit, visited
+from crowdml.storage.server import Store
+from crowdml.storage.server.operating import remove_setting, settings_like
+from crowdml.task import Task, parse
+from crowdml.wire.problems import Problem
+
+__all__ = ["all_drafts", "by_file", "by_form", "cancel", "discard", "page", "simulate", "start"]
+
+PREFIX = "draft/"
+MOST = 200
+
+
+@dataclass(frozen=True)
+class Draft:
+    """`text` is the file as it was written; `task` what it says, in its published form."""
+
+    text: str
+    task: Task
+    by: str
+    at: str
+    from_form: bool
+
+    @property
+    def id(self) -> str:
+        return self.task.hash.hex()[:12]
+
+    @property
+    def path(self) -> str:
+        return f"/operator/drafts/{self.id}"
+
+
+def all_drafts(store: Store) -> list[Draft]:
+    """Newest first; one that this version cannot read is left out."""
+    found: list[Draft] = []
+    for value in settings_like(store, PREFIX).values():
+        plain = json.loads(value)
+        try:
+            task = task_form.check_text(plain["text"])
+        except TaskError:
+            continue
+        found.append(Draft(plain["text"], task, plain["by"], plain["at"], plain["form"]))
+    return sorted(found, key=lambda draft: draft.at, reverse=True)
+
+
+async def _keep(visit: Visit, text: str, task: Task, *, from_form: bool) -> Draft:
+    draft = Draft(text, task, visit.name, visit.hub.clock(), from_form)
+    plain = {"text": text, "by": draft.by, "at": draft.at, "form": from_form}
+    if len(await visit.read(settings_like, visit.store, PREFIX)) >= MOST:
+        raise Problem("conflict", f"There are {MOST} drafts already. Discard some of them.")
+    name = f"{PREFIX}{task.hash.hex()}"
+    await visit.hub.write(visit.store.set_setting, name, json.dumps(plain, ensure_ascii=False).encode())
+    await visit.record("drafted", task.name)
+    return draft
+
+
+async def _find(visit: Visit) -> Draft:
+    name = visit.request.path_params["draft"]
+    for draft in await visit.read(all_drafts, visit.store):
+        if len(name) >= 12 and draft.task.hash.hex().startswith(name):
+            return draft
+    raise Problem("unknown-task", "No such draft here.")
+
+
+# --- write one ---
+
+
+@visited
+async def by_form(visit: Visit) -> Response:
+    """GET, POST /operator/tasks/new: a task by a form that explains each choice."""
+    if visit.request.method == "GET":
+        return _form_page(visit, await _beginning(visit), {})
+    values = {key: visit.form.get(key, "") for key in task_form.FIELDS}
+    text, flaws = task_form.task_text(values)
+    if not flaws:
+        try:
+            task = await visit.read(_checked, text)
+            return visit.go((await _keep(visit, text, task, from_form=True)).path)
+        except TaskError as error:
+            sentence = _plain(error)
+            flaws[task_form.field_of(str(error)) or ""] = sentence
+    return _form_page(visit, values, flaws, 422)
+
+
+def _form_page(visit: Visit, values: dict[str, str], flaws: dict[str, str], status: int = 200) -> Response:
+    return visit.page(
+        "new.html", status, sections=task_form.SECTIONS, values=values, flaws=flaws, shipped=shipped(), labels=_labels()
+    )
+
+
+def _labels() -> dict[str, str]:
+    return {key: field.label for key, field in task_form.FIELDS.items()}
+
+
+async def _beginning(visit: Visit) -> dict[str, str]:
+    """The fields to start with: of a draft, of a shipped task, or the defaults."""
+    query = visit.request.query_params
+    if name := query.get("from"):
+        if name in shipped():
+            return task_form.values_of(parse(shipped_text(name)))
+        for draft in await visit.read(all_drafts, visit.store):
+            if draft.id == name:
+                return task_form.values_of(parse(draft.text))
+    return task_form.defaults()
+
+
+@visited
+async def by_file(visit: Visit) -> Response:
+    """GET, POST /operator/tasks/file: a task by its file, chosen or pasted."""
+    if visit.request.method == "GET":
+        text, name = "", visit.request.query_params.get("from", "")
+        for draft in await visit.read(all_drafts, visit.store):
+            text = draft.text if draft.id == name else text
+        return visit.page("file.html", text=text, flaw="")
+    text = (visit.form.get("file", "").strip() or visit.form.get("text", "").strip()).replace("\r\n", "\n") + "\n"
+    try:
+        task = await visit.read(_checked, text)
+    except TaskError as error:
+        return visit.page("file.html", 422, text=text, flaw=_plain(error))
+    return visit.go((await _keep(visit, text, task, from_form=False)).path)
+
+
+def _checked(text: str) -> Task:
+    task = task_form.check_text(text)
+    check_hosted(task)
+    return task
+
+
+def _plain(error: TaskError) -> str:
+    return str(error).removeprefix("the task: ")
+
+
+def shipped() -> list[str]:
+    """Names of the tasks that come with the package."""
+    return sorted(
+        entry.name[:-5] for entry in resources.files("crowdml.tasks").iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def shipped_text(name: str) -> str:
+    return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+# --- look at it, try it, start it ---
+
+
+@visited
+async def page(visit: Visit) -> Response:
+    """GET /operator/drafts/{draft}: the price, the exact file, and what a simulation says."""
+    draft = await _find(visit)
+    return await _page(visit, draft, {})
+
+
+async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int = 200) -> Response:
+    runs = simulations(visit.request)
+    form: dict[str, str] = {"devices": "500", "trials": "5", **visit.form}
+    return visit.page(
+        "draft.html",
+        status,
+        draft=draft,
+        task=draft.task,
+        price=await visit.read(price, draft.task),
+        canonical=draft.task.canonical.decode(),
+        has_jax=has_jax(),
+        run=runs.of(draft.id),
+        busy=runs.running() not in (None, draft.id),
+        datasets=suitable_data(draft.task),
+        form=form,
+        flaws=flaws,
+        hosted=draft.task.hash in visit.hub.runners,
+        batch=find(draft.task).batch(draft.task),
+    )
+
+
+@visited
+async def simulate(visit: Visit) -> Response:
+    """POST /operator/drafts/{draft}/simulate: in a process of its own."""
+    draft = await _find(visit)
+    try:
+        asked = Asked(visit.form.get("data", ""), _count(visit.form, "devices"), _count(visit.form, "trials"))
+        simulations(visit.request).start(draft.id, draft.text, asked)
+    except SimulationRefused as error:
+        return await _page(visit, draft, {error.about: str(error)}, 422)
+    await visit.record("simulated", draft.task.name)
+    return visit.go(f"{draft.path}#simulation")
+
+
+def _count(form: Any, name: str) -> int:
+    given = form.get(name, "").strip().replace(",", "")
+    if not given.isdecimal() or len(given) > 9:
+        raise SimulationRefused(f"{given[:20]!r} is no whole number.", name)
+    return int(given)
+
+
+@visited
+async def cancel(visit: Visit) -> Response:
+    """POST /operator/drafts/{draft}/cancel: end its simulation."""
+    draft = await _find(visit)
+    await simulations(visit.request).cancel(draft.id)
+    return visit.go(draft.path, "cancelled")
+
+
+@visited
+async def start(visit: Visit) -> Response:
+    """POST /operator/drafts/{draft}/start: from now on devices may join. The task never changes again."""
+    draft = await _find(visit)
+    hub, hash_ = visit.hub, draft.task.hash
+    await hub.add_task(draft.task, "paused")
+    if visit.form.get("closed") == "yes":
+        await hub.set_closed(hash_, True)
+    await hub.set_state(hash_, "running", f"by {visit.name}")
+    await hub.write(remove_setting, visit.store, f"{PREFIX}{hash_.hex()}")
+    return visit.go(f"/operator/tasks/{draft.id}", "started")
+
+
+@visited
+async def discard(visit: Visit) -> Response:
+    """POST /operator/drafts/{draft}/discard."""
+    draft = await _find(visit)
+    await simulations(visit.request).cancel(draft.id)
+    await visit.hub.write(remove_setting, visit.store, f"{PREFIX}{draft.task.hash.hex()}")
+    await visit.record("discarded", draft.task.name)
+    return visit.go("/operator", "discarded")
+
+
+def simulations(request: Request) -> Simulations:
+    """Those of this server."""
+    state = request.app.state
+    if not hasattr(state, "simulations"):
+        state.simulations = Simulations(state.hub.ending)
+    return state.simulations

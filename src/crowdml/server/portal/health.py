@@ -1,0 +1,278 @@
+"""How a server and its tasks fare, as an operator sees it: pace, staleness, refusals, and what the crowd has spent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+from markupsafe import Markup
+
+from crowdml.server.hub import Hosted, Hub
+from crowdml.server.portal.figures import Figures
+from crowdml.storage.server import Counts, Store, StoredTask
+from crowdml.storage.server.operating import index_before, latest_arrival, recent_devices, spent_statements
+from crowdml.wire.envelopes import open_signed
+from crowdml.wire.problems import PROBLEMS
+from crowdml.wire.statements import Statement, total_of
+
+__all__ = [
+    "Health",
+    "Histogram",
+    "Lately",
+    "Refusal",
+    "Spent",
+    "bars",
+    "curve",
+    "epsilon_of",
+    "health",
+    "lately",
+    "spent",
+]
+
+DELTA = 1e-6
+LOOKED_AT = 200
+"""The last check-ins whose staleness is measured."""
+FRESH = 15.0
+"""Seconds for which the crowd's totals are not added up again."""
+
+
+# --- one task ---
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Updates between a check-out and the arrival of its check-in, over the last so many."""
+
+    over: int
+    middle: float
+    most: int
+
+
+@dataclass(frozen=True)
+class Lately:
+    """How a task went in the last minutes and in the last hour."""
+
+    last_at: str | None
+    per_minute: float
+    hour: int
+    active: int
+    """Devices that gave something in the last hour."""
+    staleness: Staleness | None
+
+
+def lately(hub: Hub, hosted: Hosted) -> Lately:
+    """In a thread: a few short reads."""
+    store, hash_ = hub.store, hosted.task.hash
+    now = datetime.fromisoformat(hub.clock())
+    then = [(now - timedelta(minutes=ago)).isoformat() for ago in (5, 60)]
+    five, hour = (index_before(store, hash_, each) for each in then)
+    index = max(hosted.check_ins, hour)
+    return Lately(
+        latest_arrival(store, hash_),
+        (index - five) / 5,
+        index - hour,
+        recent_devices(store, hash_, hour) if index > hour else 0,
+        _staleness(hub, store, hash_, index),
+    )
+
+
+def _staleness(hub: Hub, store: Store, hash_: bytes, index: int) -> Staleness | None:
+    runner = hub.runners.get(hash_)
+    if runner is None or not index:
+        return None
+    late: list[int] = []
+    for place, data in store.tail(hash_, max(0, index - LOOKED_AT)):
+        envelope = open_signed(data).envelope
+        version = getattr(runner.fold.read(envelope.kind, envelope.body), "version", None)
+        if version is not None:
+            late.append(max(0, place - 1 - int(version)))
+        if len(late) >= LOOKED_AT:
+            break
+    return Staleness(len(late), float(median(late)), max(late)) if late else None
+
+
+# --- the crowd's budgets ---
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts in bins of equal width; `edges` has one more than `counts`."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    middle: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What devices said to have spent, over all tasks. `looked_at` of the `devices` that gave something."""
+
+    devices: int
+    looked_at: int
+    sample: Histogram | None
+    device: Histogram | None
+    samples: Histogram | None
+
+
+@lru_cache(8192)
+def epsilon_of(losses: tuple[str, ...]) -> float:
+    """The epsilon of a stated total at the usual delta."""
+    return total_of(losses).epsilon(DELTA)
+
+
+def spent(store: Store) -> Spent:
+    """In a thread."""
+    devices, found = spent_statements(store)
+    return Spent(
+        devices,
+        len(found),
+        _histogram([epsilon_of(each.dearest) for each in found]),
+        _histogram([epsilon_of(each.device) for each in found]),
+        _histogram([float(each.samples) for each in found]),
+    )
+
+
+def said(statement: Statement | None) -> tuple[float, float, int] | None:
+    """A statement's epsilon of the dearest sample, of the device, and its samples."""
+    if statement is None:
+        return None
+    return epsilon_of(statement.dearest), epsilon_of(statement.device), statement.samples
+
+
+def _histogram(values: Sequence[float], bins: int = 12) -> Histogram | None:
+    finite = [value for value in values if value != float("inf")]
+    if not finite:
+        return None
+    high = max(finite) or 1.0
+    counts = [0] * bins
+    for value in finite:
+        counts[min(bins - 1, int(bins * value / high))] += 1
+    return Histogram(tuple(high * place / bins for place in range(bins + 1)), tuple(counts), median(finite), high)
+
+
+# --- the whole server ---
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reason, how often since the start, and what it means."""
+
+    slug: str
+    count: int
+    title: str
+    help: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task on the dashboard."""
+
+    hosted: Hosted
+    stored: StoredTask | None
+    lately: Lately
+    figures: Figures
+
+    @property
+    def id(self) -> str:
+        return self.hosted.task.hash.hex()[:12]
+
+
+@dataclass(frozen=True)
+class Health:
+    counts: Counts
+    active: int
+    free: int | None
+    is_full: bool
+    refusals: tuple[Refusal, ...]
+    spent: Spent
+
+
+class _Kept:
+    """The last totals, for a dashboard that is loaded every few seconds by several people."""
+
+    def __init__(self) -> None:
+        self.at, self.spent = 0.0, None
+        self.lock = asyncio.Lock()
+
+
+async def health(state: Any) -> Health:
+    """What the dashboard shows besides tasks. `state` is the application's."""
+    hub: Hub = state.hub
+    if not hasattr(state, "spent"):
+        state.spent = _Kept()
+    kept: Any = state.spent
+    async with kept.lock:
+        if kept.spent is None or time.monotonic() - kept.at > FRESH:
+            kept.spent, kept.at = await asyncio.to_thread(spent, hub.store), time.monotonic()
+    counts = await asyncio.to_thread(hub.store.counts)
+    refusals = sorted(hub.counts.items(), key=lambda pair: -pair[1])
+    return Health(
+        counts,
+        len(hub.keys),
+        hub.store.free_space(),
+        hub.is_full(),
+        tuple(
+            Refusal(slug, count, PROBLEMS[slug].title, PROBLEMS[slug].help)
+            for slug, count in refusals
+            if slug in PROBLEMS
+        ),
+        kept.spent,
+    )
+
+
+async def rows(hub: Hub, figures: Any) -> list[Row]:
+    """Every task, those that run first. `figures` reads the plots of a task."""
+    order = {"running": 0, "paused": 1, "draft": 2, "stopped": 3}
+    stored = {each.hash: each for each in await asyncio.to_thread(hub.store.tasks)}
+    found = sorted(hub.hosted(), key=lambda each: order[each.state])
+    return [
+        Row(each, stored.get(each.task.hash), await asyncio.to_thread(lately, hub, each), await figures(each.task))
+        for each in found
+    ]
+
+
+# --- small drawings ---
+
+
+def curve(values: Sequence[float], title: str, width: int = 160, height: int = 36) -> Markup:
+    """A line without axes, for a row of a table. Its title says what it shows."""
+    if len(values) < 2:
+        return Markup("")
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    points = " ".join(
+        f"{2 + place * (width - 4) / (len(values) - 1):.1f},{height - 3 - (value - low) / span * (height - 6):.1f}"
+        for place, value in enumerate(values)
+    )
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" aria-label="{t}">'
+        '<polyline points="{p}" fill="none" stroke="currentColor" stroke-width="2" stroke-linejoin="round"/></svg>'
+    ).format(w=width, h=height, t=title, p=points)
+
+
+def bars(found: Histogram, title: str, width: int = 320, height: int = 96) -> Markup:
+    """A histogram. Its numbers stand below it; its title says what it shows."""
+    most = max(found.counts) or 1
+    step = width / len(found.counts)
+    boxes = Markup("").join(
+        Markup(
+            '<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="2" fill="currentColor"><title>{t}</title></rect>'
+        ).format(
+            x=f"{place * step + 1:.1f}",
+            y=f"{height - max(1.5, count / most * (height - 4)):.1f}",
+            w=f"{step - 2:.1f}",
+            h=f"{max(1.5, count / most * (height - 4)):.1f}",
+            t=f"{found.edges[place]:.3g} to {found.edges[place + 1]:.3g}: {count:,} devices",
+        )
+        for place, count in enumerate(found.counts)
+    )
+    return Markup('<svg class="bars" viewBox="0 0 {w} {h}" role="img" aria-label="{t}">{b}</svg>').format(
+        w=width, h=height, t=title, b=boxes
+    )

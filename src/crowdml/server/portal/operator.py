@@ -1,0 +1,199 @@
+"""The operator's pages: how everything fares, and each task with what can be done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from crowdml.server import export, transcript
+from crowdml.server.hub import Hosted
+from crowdml.server.invitations import AUTHORITY
+from crowdml.server.portal import drafts, entrance, people
+from crowdml.server.portal.health import Row, bars, curve, health, lately, rows
+from crowdml.server.portal.kept import kept
+from crowdml.server.portal.pricing import price
+from crowdml.server.portal.visits import HEADERS, Visit, visited
+from crowdml.storage.server import State
+from crowdml.wire.problems import Problem
+
+__all__ = ["routes"]
+
+STATES: dict[str, State] = {"run": "running", "pause": "paused", "stop": "stopped"}
+BINARY = "application/octet-stream"
+
+
+def routes() -> list[BaseRoute]:
+    """Every page under /operator, and the local authority's certificate."""
+    pages: list[tuple[str, str, Callable[[Request], Any]]] = [
+        ("/operator", "GET", dashboard),
+        ("/operator/login", "GET POST", entrance.log_in),
+        ("/operator/setup", "GET POST", entrance.set_up),
+        ("/operator/logout", "POST", entrance.log_out),
+        ("/operator/tasks/new", "GET POST", drafts.by_form),
+        ("/operator/tasks/file", "GET POST", drafts.by_file),
+        ("/operator/drafts/{draft}", "GET", drafts.page),
+        ("/operator/drafts/{draft}/start", "POST", drafts.start),
+        ("/operator/drafts/{draft}/discard", "POST", drafts.discard),
+        ("/operator/drafts/{draft}/simulate", "POST", drafts.simulate),
+        ("/operator/drafts/{draft}/cancel", "POST", drafts.cancel),
+        ("/operator/tasks/{task}", "GET", task),
+        ("/operator/tasks/{task}/state", "POST", change_state),
+        ("/operator/tasks/{task}/closed", "POST", change_closed),
+        ("/operator/tasks/{task}/{file}", "GET", download),
+        ("/operator/invitations", "GET", people.invitations),
+        ("/operator/invitations/new", "GET POST", people.invite),
+        ("/operator/invitations/{sheet}/end", "POST", people.end_invitations),
+        ("/operator/devices", "GET", people.devices),
+        ("/operator/devices/{device}", "GET", people.device),
+        ("/operator/devices/{device}/revoke", "POST", people.revoke),
+        ("/operator/settings", "GET POST", people.settings),
+        ("/operator/settings/password", "POST", people.change_password),
+        ("/operator/settings/operators", "POST", people.add_operator),
+        ("/operator/settings/operators/remove", "POST", people.remove_operator),
+        ("/ca.pem", "GET", authority),
+    ]
+    return [Route(path, handler, methods=methods.split()) for path, methods, handler in pages]
+
+
+@visited
+async def dashboard(visit: Visit) -> Response:
+    """GET /operator: every task, the crowd, refusals, the disk, and what happened lately."""
+    found = await rows(visit.hub, kept(visit.request).figures)
+    return visit.page(
+        "dashboard.html",
+        rows=found,
+        health=await health(visit.request.app.state),
+        events=await visit.read(lambda: visit.store.events(limit=15)),
+        names={row.hosted.task.hash: row.hosted.task.name for row in found},
+        drafts=await visit.read(drafts.all_drafts, visit.store),
+        curve=curve,
+        bars=bars,
+    )
+
+
+@visited
+async def task(visit: Visit) -> Response:
+    """GET /operator/tasks/{task}: one task, its health and its files."""
+    hosted = _hosted(visit)
+    hash_ = hosted.task.hash
+    stored = await visit.read(visit.store.task, hash_)
+    figures = await kept(visit.request).figures(hosted.task)
+    row = Row(hosted, stored, await visit.read(lately, visit.hub, hosted), figures)
+    return visit.page(
+        "task.html",
+        row=row,
+        hosted=hosted,
+        task=hosted.task,
+        price=await visit.read(price, hosted.task),
+        canonical=hosted.task.canonical.decode(),
+        events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
+        names={hash_: hosted.task.name},
+        has_onnx=hasattr(export, "onnx_file"),
+        curve=curve,
+    )
+
+
+@visited
+async def change_state(visit: Visit) -> Response:
+    """POST /operator/tasks/{task}/state: run, pause or stop."""
+    hosted, state = _hosted(visit), STATES.get(visit.form.get("to", ""))
+    if state is None:
+        raise Problem("invalid-form", "A task is asked to run, pause or stop.")
+    if hosted.reason is not None and state != "stopped":
+        raise Problem("conflict", f"The task has ended by its own rule: {hosted.reason}.")
+    await visit.hub.set_state(hosted.task.hash, state, f"by {visit.name}")
+    return visit.go(f"/operator/tasks/{_id(hosted)}", state)
+
+
+@visited
+async def change_closed(visit: Visit) -> Response:
+    """POST /operator/tasks/{task}/closed: whether only devices that joined may read what it publishes."""
+    hosted, closed = _hosted(visit), visit.form.get("closed") == "yes"
+    await visit.hub.set_closed(hosted.task.hash, closed)
+    await visit.record("closed" if closed else "opened", task=hosted.task.hash)
+    return visit.go(f"/operator/tasks/{_id(hosted)}", "closed" if closed else "opened")
+
+
+@visited
+async def download(visit: Visit) -> Response:
+    """GET /operator/tasks/{task}/{file}: the model, its card, the task itself, or the transcript."""
+    hosted, file = _hosted(visit), visit.request.path_params["file"]
+    hash_, name = hosted.task.hash, hosted.task.name
+    if file == "task.json":
+        return _attached(hosted.task.canonical, f"{name}.json", "application/json")
+    if file == "transcript":
+        return await _transcript(visit, hash_, name)
+    makers: dict[str, tuple[str, str, Callable[[export.Exported], bytes]]] = {
+        "model.safetensors": (f"{name}.safetensors", BINARY, export.model_file),
+        "card.md": (f"{name}.md", "text/markdown", lambda model: _card(model, name)),
+    }
+    if hasattr(export, "onnx_file"):
+        makers["model.onnx"] = f"{name}.onnx", BINARY, export.onnx_file
+    if file not in makers:
+        raise Problem("not-found", "There is no such file of a task.")
+    called, kind, make = makers[file]
+
+    def work() -> bytes:
+        return make(export.export_model(visit.store, hash_))
+
+    data = await asyncio.to_thread(work)
+    await visit.record("downloaded", file, hash_)
+    return _attached(data, called, kind)
+
+
+def _card(model: export.Exported, name: str) -> bytes:
+    return export.model_card(model, f"{name}.safetensors").encode()
+
+
+async def _transcript(visit: Visit, hash_: bytes, name: str) -> Response:
+    handle, path = tempfile.mkstemp(prefix="crowdml-transcript-")
+
+    def work() -> None:
+        with os.fdopen(handle, "wb") as file:
+            transcript.write_transcript(visit.store, hash_, file)
+
+    gone = BackgroundTask(lambda: Path(path).unlink(missing_ok=True))
+    try:
+        await asyncio.to_thread(work)
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise
+    await visit.record("downloaded", "transcript", hash_)
+    return FileResponse(path, 200, HEADERS, media_type=BINARY, filename=f"{name}.transcript", background=gone)
+
+
+def _attached(data: bytes, name: str, kind: str) -> Response:
+    """A file to keep. A task's name has nothing in it that a header would mind."""
+    headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(data, 200, headers, media_type=kind)
+
+
+def _hosted(visit: Visit) -> Hosted:
+    """The task whose hash begins with what the path says, twelve digits or more."""
+    name = visit.request.path_params["task"]
+    for each in visit.hub.hosted():
+        if len(name) >= 12 and each.task.hash.hex().startswith(name):
+            return each
+    raise Problem("unknown-task", "No such task here.")
+
+
+def _id(hosted: Hosted) -> str:
+    return hosted.task.hash.hex()[:12]
+
+
+async def authority(request: Request) -> Response:
+    """GET /ca.pem: the local authority of this server, for those who compare its fingerprint before they trust it."""
+    found = await asyncio.to_thread(request.app.state.hub.store.setting, AUTHORITY)
+    if not found:
+        raise Problem("not-found", "This server has no authority of its own.")
+    headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": 'attachment; filename="crowdml-ca.pem"'}
+    return Response(found, 200, headers, media_type="application/x-x509-ca-cert")

@@ -1,0 +1,85 @@
+"""What a task costs those who take part, as operators read it before they start it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from crowdml.protocol import check_budget
+from crowdml.protocols import find
+from crowdml.task import Task
+
+__all__ = ["Price", "price"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that leaves with every check-in."""
+
+    name: str
+    mechanism: str
+    promise: str
+    noise: str
+    loss: str
+    observer: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """Both totals after so many check-ins; a sample serves one check-in, so its own does not grow."""
+
+    after: str
+    sample: float
+    device: float
+
+
+@dataclass(frozen=True)
+class Price:
+    """Everything at `delta`. `most` is what the budget allows a device; None: no budget."""
+
+    rows: tuple[Row, ...]
+    lines: tuple[Line, ...]
+    delta: float
+    batch: int
+    most: int | None
+    warnings: tuple[str, ...]
+
+
+def price(task: Task) -> Price:
+    """The task's plan, priced; raises TaskError where it overspends its budget."""
+    protocol = find(task)
+    quoted, batch = check_budget(protocol, task), protocol.batch(task)
+    budget = task.privacy.budget
+    most = None if budget is None else budget.samples // batch
+    steps = [(1, "1 check-in"), (10, "10 check-ins")]
+    if most is not None:
+        last = (most, f"all {most:,} check-ins" if most > 1 else "its only check-in")
+        steps = [step for step in steps if step[0] < most] + [last]
+    sample = quoted.sample_epsilon()
+    rows: list[Row] = []
+    for each in quoted.rows:
+        sigma, scale = getattr(each.mechanism, "sigma", None), getattr(each.mechanism, "scale", None)
+        noise = f"σ = {float(sigma):.4g} steps" if sigma else f"scale {float(scale):.4g}" if scale else "none"
+        kind, _, number = str(each.loss).partition(" ")
+        loss = f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(each.loss)
+        mechanism = each.mechanism
+        rows.append(Row(each.row, mechanism.kind, mechanism.promise, noise, loss, mechanism.observer.value))
+    lines = tuple(Line(text, sample, quoted.device_epsilon(many)) for many, text in steps)
+    return Price(tuple(rows), lines, task.privacy.delta, batch, most, tuple(_warnings(task, sample, most)))
+
+
+def _warnings(task: Task, sample: float, most: int | None) -> list[str]:
+    """What somebody who has run many studies would say before it starts."""
+    said: list[str] = []
+    if math.isinf(sample):
+        said.append("There is no noise: this protects nobody, and no server runs it.")
+    elif sample > 8:
+        said.append(f"ε = {sample:.3g} for a sample is a weak guarantee. Studies of people usually stay at or below 4.")
+    if most is None:
+        said.append("There is no budget: a device gives until its owner's own budget stops it. Say how much is enough.")
+    if "errors" not in task.privacy.epsilon:
+        said.append("No error count leaves, so nobody sees how well the model does while it learns.")
+    if not task.purpose or not task.collects:
+        said.append("Participants read purpose and collects before they join; without them they have little to go by.")
+    return said

@@ -1,0 +1,193 @@
+"""`crowdml simulate` for a draft, in a process of its own: one at a time, bounded in time, and cancelled on request.
+
+The server itself never imports JAX. Where it is not installed, the page says so, and everything else works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from crowdml.datasets import NAMES
+from crowdml.errors import CrowdmlError
+from crowdml.task import Task
+
+__all__ = ["Asked", "Simulation", "SimulationRefused", "Simulations", "has_jax", "suitable_data"]
+
+LONGEST = 300.0
+"""Seconds: a simulation that takes longer is ended, and the page says so."""
+MOST_DEVICES, MOST_TRIALS = 20_000, 20
+KEPT = 20
+_PROGRESS = re.compile(rb"progress (\d+) of (\d+)")
+
+Stage = Literal["running", "done", "failed", "cancelled", "too-long"]
+
+
+class SimulationRefused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """No simulation was started. `about` is the field that it stands next to."""
+
+    def __init__(self, sentence: str, about: str = "data") -> None:
+        super().__init__(sentence)
+        self.about = about
+
+
+def has_jax() -> bool:
+    return importlib.util.find_spec("jax") is not None
+
+
+def suitable_data(task: Task) -> tuple[str, ...]:
+    """The data sets that a draft may be tried on; which of them fit, the simulator says."""
+    named = (task.name,) if task.name in NAMES else ()
+    return tuple(dict.fromkeys((*named, "synthetic", *NAMES)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to simulate."""
+
+    data: str
+    devices: int
+    trials: int
+
+
+@dataclass
+class Simulation:
+    """One run and how far it is."""
+
+    asked: Asked
+    stage: Stage = "running"
+    done: int = 0
+    total: int = 0
+    result: Mapping[str, Any] | None = None
+    error: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+class Simulations:
+    """Every simulation that is remembered, by the draft's hash. At most one runs."""
+
+    def __init__(self, ending: asyncio.Event) -> None:
+        self._ending = ending
+        self._runs: OrderedDict[str, Simulation] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+        self._cancel = asyncio.Event()
+
+    def of(self, draft: str) -> Simulation | None:
+        return self._runs.get(draft)
+
+    def running(self) -> str | None:
+        """The draft whose simulation runs now."""
+        return next((draft for draft, run in self._runs.items() if run.stage == "running"), None)
+
+    def start(self, draft: str, text: str, asked: Asked) -> Simulation:
+        """Begin; raises `SimulationRefused` where one runs already, JAX is missing, or too much is asked."""
+        if not has_jax():
+            raise SimulationRefused("JAX is not installed on this server: pip install 'crowdml[sim]'.")
+        if self.running() is not None:
+            raise SimulationRefused("Another simulation runs. Wait for it, or cancel it.")
+        if asked.data not in NAMES:
+            raise SimulationRefused("Choose one of the data sets.")
+        if not 1 <= asked.devices <= MOST_DEVICES:
+            raise SimulationRefused(f"Between 1 and {MOST_DEVICES:,} devices.", "devices")
+        if not 1 <= asked.trials <= MOST_TRIALS:
+            raise SimulationRefused(f"Between 1 and {MOST_TRIALS} trials.", "trials")
+        run = self._runs[draft] = Simulation(asked)
+        self._runs.move_to_end(draft)
+        while len(self._runs) > KEPT:
+            self._runs.popitem(last=False)
+        self._cancel = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(run, text, self._cancel))
+        return run
+
+    async def cancel(self, draft: str) -> None:
+        if self.running() == draft and self._task is not None:
+            self._cancel.set()
+            await asyncio.shield(self._task)
+
+    async def _run(self, run: Simulation, text: str, cancel: asyncio.Event) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="crowdml-simulate-") as folder:
+                file = Path(folder) / "task.toml"
+                file.write_text(text, encoding="utf-8")
+                await self._process(run, str(file), folder, cancel)
+        except Exception as error:
+            run.stage, run.error = "failed", f"The simulation could not be started: {error}."
+
+    async def _process(self, run: Simulation, file: str, folder: str, cancel: asyncio.Event) -> None:
+        asked = run.asked
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "crowdml.cli", "simulate", file, "--data", asked.data, "--devices",
+            str(asked.devices), "--trials", str(asked.trials), "--seed", str(secrets.randbits(31)), "--progress",
+            "--json", "-",
+            cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True, env=_environment(),
+        )  # fmt: skip
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # devices come first
+        loop = asyncio.get_running_loop()
+        talking = loop.create_task(_listen(process, run))
+        stops = [loop.create_task(self._ending.wait()), loop.create_task(cancel.wait())]
+        try:
+            await asyncio.wait({talking, *stops}, timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
+            if talking.done():
+                out, said = talking.result()
+                _finish(run, await process.wait(), out, said)
+            else:
+                run.stage = "cancelled" if any(each.done() for each in stops) else "too-long"
+        finally:
+            for each in (talking, *stops):
+                each.cancel()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what a learning process could use to slow the server or reach elsewhere."""
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+
+
+async def _listen(process: asyncio.subprocess.Process, run: Simulation) -> tuple[bytes, bytes]:
+    """What it wrote; on the way, how far it is."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+
+    async def progress(stream: asyncio.StreamReader) -> bytes:
+        last = b""
+        while line := await stream.readline():
+            if match := _PROGRESS.fullmatch(line.strip()):
+                run.done, run.total = int(match[1]), int(match[2])
+            elif line.startswith(b"crowdml: "):
+                last = line
+        return last
+
+    out, said = await asyncio.gather(process.stdout.read(), progress(process.stderr))
+    return out, said
+
+
+def _finish(run: Simulation, code: int, out: bytes, said: bytes) -> None:
+    try:
+        result = json.loads(out)
+        run.result, run.stage = result if isinstance(result, dict) else None, "done"
+    except ValueError:
+        words = said.decode(errors="replace").strip().removeprefix("crowdml: ")
+        run.stage, run.error = "failed", words or f"The simulation ended with code {code} and said nothing."

@@ -1,0 +1,184 @@
+"""A visit of an operator: who it is, what the form says, and how it is answered.
+
+`visited` stands in front of every operator page: it lets in those who are logged in, and takes a form only with its
+token. What changes something is a POST, and becomes an event with the operator's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+
+from crowdml.server.hub import Hub
+from crowdml.server.operators import FORM_FIELD, LoginNeeded, Operators, operators_of
+from crowdml.server.portal import assets, pages
+from crowdml.server.portal.forms import read_form
+from crowdml.server.portal.words import words
+from crowdml.storage.server import Session, Store
+from crowdml.wire.problems import Problem
+
+__all__ = ["HEADERS", "Visit", "moment", "render", "visited"]
+
+HEADERS = {
+    **pages.HEADERS,
+    "Referrer-Policy": "same-origin",  # a browser names the origin of a form only so; nothing leaves for another site
+    "Cache-Control": "no-store",
+}
+LARGEST_FORM = 512 * 1024
+
+NOTICES = {
+    "started": "The task runs. Devices with an invitation may join now.",
+    "running": "The task runs again.",
+    "paused": "The task is paused: devices are asked to come back later.",
+    "stopped": "The task is stopped. Its model stays.",
+    "closed": "Only devices that joined may read what the task publishes.",
+    "opened": "Everybody may read what the task publishes.",
+    "discarded": "The draft is gone.",
+    "revoked": "The device is revoked: nothing more is taken from it.",
+    "ended": "The invitations have ended. Devices that joined stay.",
+    "saved": "Saved.",
+    "password": "Your password is changed; your other sessions have ended.",
+    "added": "The operator is added.",
+    "removed": "The operator is removed.",
+    "cancelled": "The simulation was cancelled.",
+}
+"""What a page says after a form was taken, by the word in its address."""
+
+
+def render(
+    request: Request, template: str, session: Session | None, status: int = 200, csrf: str = "", **values: Any
+) -> Response:
+    """An operator's page; in English, whatever the browser prefers."""
+    said = words("en")
+    token = session.csrf if session is not None else csrf
+    text = (
+        pages.environment()
+        .get_template(f"operator/{template}")
+        .render(
+            t=said,
+            number=said.number,
+            percent=said.percent,
+            moment=moment,
+            epsilon=epsilon,
+            size=size,
+            static=assets.address,
+            lang="en",
+            switches=[],
+            request=request,
+            path=request.url.path,
+            operator=None if session is None else session.operator,
+            form_token=Markup('<input type="hidden" name="{}" value="{}">').format(FORM_FIELD, token),
+            notice=NOTICES.get(request.query_params.get("done", "")),
+            **values,
+        )
+    )
+    return Response(text, status, HEADERS, media_type="text/html")
+
+
+def moment(at: str | None) -> Markup:
+    return Markup("never") if at is None else words("en").moment(at)
+
+
+def epsilon(value: float) -> str:
+    return "no bound" if value == float("inf") else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "not ours to see"
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+        count /= 1000
+    return ""
+
+
+@dataclass
+class Visit:
+    """A request of an operator who is logged in."""
+
+    request: Request
+    session: Session
+    form: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hub(self) -> Hub:
+        return self.request.app.state.hub
+
+    @property
+    def store(self) -> Store:
+        return self.hub.store
+
+    @property
+    def operators(self) -> Operators:
+        return operators_of(self.request)
+
+    @property
+    def name(self) -> str:
+        return self.session.operator
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        return render(self.request, template, self.session, status, **values)
+
+    def go(self, to: str, done: str = "") -> Response:
+        """See other, after a form."""
+        return pages.redirect(f"{to}?{urlencode({'done': done})}" if done else to)
+
+    async def record(self, kind: str, detail: str = "", task: bytes | None = None) -> None:
+        """An event with the operator's name."""
+        said = f"{self.name}: {detail}" if detail else f"by {self.name}"
+        await self.hub.write(self.store.record, kind, self.hub.clock(), said, task)
+
+    async def read(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Something that reads the store, in a thread."""
+        return await asyncio.to_thread(work, *arguments)
+
+
+def visited(handler: Callable[[Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """The handler for those who are logged in; with POST, for forms of their own session."""
+
+    async def handle(request: Request) -> Response:
+        operators = operators_of(request)
+        try:
+            session = await operators.require(request)
+        except LoginNeeded as needed:
+            if request.method != "GET":
+                raise Problem("login", str(needed)) from needed
+            return pages.redirect(f"/operator/login?next={quote(request.url.path)}")
+        visit = Visit(request, session)
+        if request.method == "POST":
+            visit.form = await read_any_form(request)
+            operators.check_form(request, visit.form.get(FORM_FIELD, ""), session)
+        return await handler(visit)
+
+    handle.__doc__ = handler.__doc__
+    return handle
+
+
+async def read_any_form(request: Request) -> dict[str, str]:
+    """The fields of a form; a file in it is read as text."""
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        return await read_form(request, LARGEST_FORM)
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_FORM:
+            raise Problem("too-large", f"At most {LARGEST_FORM:,} bytes are read here.", limit=LARGEST_FORM)
+    whole = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n" + body)
+    found: dict[str, str] = {}
+    for part in whole.iter_parts() if whole.is_multipart() else ():
+        name = part.get_param("name", header="content-disposition")
+        data = part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(data, bytes):
+            found[name] = data.decode("utf-8", errors="replace")
+    return found
