@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -64,9 +65,9 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/metrics", metrics, methods=["GET"]),
         *portal.routes(),
     ]
-    app = Starlette(
-        routes=routes, lifespan=running, exception_handlers={Problem: refuse, HTTPException: refuse_plainly}
-    )
+    app = Starlette(routes=routes, lifespan=running)
+    # No more around the router than this: what else goes wrong, `Front` answers in the one shape of all errors.
+    app.middleware_stack = ExceptionMiddleware(app.router, {Problem: refuse, HTTPException: refuse_plainly})
     app.router.redirect_slashes = False
     app.state.hub = hub
     return Front(app, hub)

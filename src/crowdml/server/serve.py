@@ -56,6 +56,14 @@ class Started:
 class _Server(uvicorn.Server):
     """A stop that was asked for is no failure: SIGINT and SIGTERM drain, and the process goes on to its own end."""
 
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self.ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.ending.set()  # live pages end now; what else is under way is waited for
+        await super().shutdown(sockets)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         if threading.current_thread() is not threading.main_thread():
@@ -169,7 +177,7 @@ async def _serve(
         ssl_certfile=certificate[0] if certificate else None,
         ssl_keyfile=certificate[1] if certificate else None,
     )
-    server = _Server(config)
+    server = _Server(config, hub.ending)
     running = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
     while not server.started and not running.done():
         await asyncio.sleep(0.01)
