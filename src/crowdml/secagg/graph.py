@@ -1,0 +1,146 @@
+"""Who shares masks with whom: everyone with everyone, or, in a large cohort, each with k neighbours.
+
+The sparse graph is a circle on which each device is joined to the k/2 before and the k/2 after it (Harary), its order
+drawn by a hash of everything that was advertised (Bell et al., CCS 2020, section 3). `plan` computes k and t.
+
+Where we differ: a lying server names the missing after it has seen the graph, so no chance may enter there. Let c_all
+and c_side bound the colluders among all k and among the k/2 neighbours on one side. We ask for
+
+    2t > k + 1 + c_all    two kinds of shares of one device are never both within reach, even if its neighbours were
+                          told different lists: each honest one reveals one kind;
+    t > k/2 + c_side      a survivor with no honest surviving neighbour on one side keeps its own mask. So whenever
+                          every survivor's mask can be removed, each is joined to the next on the circle: the honest
+                          survivors are connected, and nothing but the sum of all of them is left.
+
+Both bounds on colluders hold for all devices at once but with probability 2^-security, even if the server tries
+2^GRINDING cohorts and keys until it likes the order. Dropouts that do not depend on the order leave some device with
+fewer than t neighbours with probability at most 2^-correctness; then the round is abandoned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from crowdml.arrays import Array
+
+__all__ = ["COMPLETE", "GRINDING", "Plan", "circle", "log2_tail", "neighbours_on", "plan"]
+
+COMPLETE = 200
+"""Cohorts up to this size have the complete graph: the sparse one would save little."""
+GRINDING = 40
+"""Bits: how often a server may shuffle whom it invites before an order of the circle becomes likely that it likes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For one size of cohort: `neighbours` of each device, `threshold` shares to rebuild a secret, `quorum` others that
+    must have signed the same survivors, and the least `survivors`. `complete` if everyone is a neighbour."""
+
+    devices: int
+    neighbours: int
+    threshold: int
+    quorum: int
+    survivors: int
+    complete: bool
+
+
+@lru_cache(maxsize=256)
+def plan(
+    devices: int,
+    colluders: int,
+    survivors: int,
+    *,
+    security: int = 40,
+    correctness: int = 30,
+    complete: int = COMPLETE,
+) -> Plan | None:
+    """The plan of a cohort, or None if no threshold is both safe and within reach of the survivors.
+
+    2 quorum > devices + colluders: two different lists of survivors cannot both find their signers, as an honest device
+    signs one. On the complete graph the threshold is the same number. Above `complete` devices the graph is sparse,
+    unless that would need everybody. If there is a plan for some cohort, there is one for every larger one of the same
+    rates.
+    """
+    quorum = (devices + colluders) // 2 + 1
+    if quorum > survivors - 1 or not 0 <= colluders < survivors <= devices:
+        return None
+    low, high = 0, (devices - 1) // 2 if devices > complete else 0  # pairs of neighbours, above `low` and up to `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = _threshold(devices, colluders, survivors, 2 * middle, security, correctness)
+        low, high = (low, middle) if enough else (middle, high)
+    threshold = _threshold(devices, colluders, survivors, 2 * high, security, correctness) if high else 0
+    if threshold and 2 * high < devices - 1:
+        return Plan(devices, 2 * high, threshold, quorum, survivors, complete=False)
+    return Plan(devices, devices - 1, quorum, quorum, survivors, complete=True)
+
+
+def _threshold(n: int, colluders: int, survivors: int, k: int, security: int, correctness: int) -> int:
+    """The least safe t for k neighbours; 0 if the survivors would not reach it."""
+    bits = security + GRINDING + 1 + float(np.log2(n))  # two events, each for every device
+    everywhere = _most(n - 1, colluders, k, bits)
+    one_side = _most(n - 1, colluders, k // 2, bits + 1)
+    threshold = max((k + 1 + everywhere) // 2 + 1, k // 2 + one_side + 1)
+    missing = n - survivors
+    failing = log2_tail(n - 1, missing, k, k - threshold + 1) if threshold <= k else 0.0
+    return threshold if failing <= -(correctness + np.log2(n)) else 0
+
+
+def log2_tail(total: int, marked: int, drawn: int, least: int) -> float:
+    """log2 of the probability that among `drawn` of `total`, without replacement, at least `least` are marked."""
+    if least <= max(0, drawn - (total - marked)):
+        return 0.0
+    if least > min(marked, drawn):
+        return -np.inf
+    return float(np.logaddexp2.reduce(_log2_mass(total, marked, drawn)[least:]))
+
+
+def _most(total: int, marked: int, drawn: int, bits: float) -> int:
+    """The least number that is exceeded with probability at most 2^-bits."""
+    mass = _log2_mass(total, marked, drawn)
+    tails = np.logaddexp2.accumulate(mass[::-1])[::-1]  # of at least 0, 1, ...
+    return int(np.count_nonzero(tails > -bits)) - 1
+
+
+def _log2_mass(total: int, marked: int, drawn: int) -> Array:
+    """log2 of the hypergeometric probabilities of 0, 1, ..., min(marked, drawn)."""
+    log = _log2_factorials(total)
+    hits = np.arange(min(marked, drawn) + 1)
+    misses = drawn - hits
+    possible = misses <= total - marked
+    misses = np.where(possible, misses, 0)
+    mass = (
+        (log[marked] - log[hits] - log[marked - hits])
+        + (log[total - marked] - log[misses] - log[total - marked - misses])
+        - (log[total] - log[drawn] - log[total - drawn])
+    )
+    return np.where(possible, mass, -np.inf)
+
+
+@lru_cache(maxsize=16)
+def _log2_factorials(largest: int) -> Array:
+    return np.concatenate([[0.0], np.cumsum(np.log2(np.arange(1, largest + 1)))])
+
+
+def circle(ids: Sequence[str], seed: bytes) -> Array:
+    """The order of the devices on the circle, as indices: sorted by the hash of seed and id."""
+    drawn = [hashlib.sha256(b"crowdml/secagg/circle/1" + seed + one.encode()).digest() for one in ids]
+    return np.array(sorted(range(len(ids)), key=drawn.__getitem__))
+
+
+def neighbours_on(order: Array, neighbours: int) -> Array:
+    """Neighbours of each device, [devices, neighbours], as indices in rising order. The relation is symmetric."""
+    n = len(order)
+    if neighbours >= n - 1:
+        everyone = np.arange(n)
+        return np.array([np.delete(everyone, one) for one in everyone]).reshape(n, n - 1)
+    half = neighbours // 2
+    steps = np.concatenate([np.arange(1, half + 1), -np.arange(1, half + 1)])
+    found = np.empty((n, neighbours), np.int64)
+    found[order] = np.sort(order[(np.arange(n)[:, None] + steps) % n], axis=1)
+    return found

@@ -1,0 +1,391 @@
+"""The server's side of a round: it collects, passes on, adds, and takes the masks off the sum.
+
+Pure: `hear` takes a message of an authenticated device, `close` ends a phase when its deadline has come or everyone has
+answered, `tell` says what a device is told now. The shell owns deadlines, sockets and storage. A masked vector is added
+when it arrives, and only its hash is kept. A round ends `summed`, or `abandoned` with the reason, nothing unmasked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from crowdml.arrays import Array, Integers
+from crowdml.errors import ProtocolError
+from crowdml.secagg import masks, ring, sealed, shamir
+from crowdml.secagg.cohort import Roster, pack_roster, read_roster
+from crowdml.secagg.graph import circle
+from crowdml.secagg.masks import Binding
+from crowdml.secagg.messages import (
+    Advert,
+    Agreement,
+    Agreements,
+    Cohort,
+    Held,
+    Masked,
+    Message,
+    Reveal,
+    Shares,
+    Survivors,
+    binary,
+    bitmap,
+    decode,
+    encode,
+    members,
+    number,
+    seed_commitment,
+    survivors_bytes,
+    table,
+    text,
+)
+from crowdml.secagg.refusals import Refused
+from crowdml.secagg.terms import Terms
+from crowdml.wire.keys import device_id, verify
+
+__all__ = ["ServerRound", "begin", "close", "expected", "hear", "is_complete", "sums", "tell"]
+
+ADVERTISE, SHARE, MASK, AGREE, REVEAL = "advertise", "share", "mask", "agree", "reveal"
+SUMMED, ABANDONED = "summed", "abandoned"
+PHASES = (ADVERTISE, SHARE, MASK, AGREE, REVEAL, SUMMED)
+
+ATTEMPTS = 32
+"""With how many sets of holders a secret is tried that did not come back right: some of them may lie."""
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """All that the server keeps of a round. Tables are by index in the cohort; `adverts` by the device's id."""
+
+    round: int = number()
+    phase: str = text()
+    why: str = text()  # it was abandoned
+    adverts: Mapping[str, bytes] = table(named=True)
+    roster: bytes = binary()
+    shares: Mapping[int, bytes] = table()
+    sharers: bytes = binary()
+    masked: Mapping[int, bytes] = table()  # hashes
+    body: bytes = binary()  # the sum of masked vectors, then of the vectors
+    survivors: bytes = binary()
+    agreements: Mapping[int, bytes] = table()
+    reveals: Mapping[int, bytes] = table()
+
+    def __repr__(self) -> str:
+        return f"ServerRound(round {self.round}, {self.phase}{': ' + self.why if self.why else ''})"
+
+    def encode(self) -> bytes:
+        return encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> ServerRound:
+        return decode(ServerRound, data)
+
+
+def begin(round: int) -> ServerRound:  # noqa: A002  our word
+    """Open a round; the number must be above that of every earlier round of the task, abandoned ones included."""
+    return ServerRound(round, ADVERTISE, "", {}, b"", {}, b"", {}, b"", b"", {}, {})
+
+
+def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> ServerRound:
+    """Take a message of `sender`, whom the shell has authenticated. Twice the same is once; late is Refused."""
+    if message.round != state.round:
+        raise Refused(f"A message of round {message.round} came in round {state.round}.")
+    if isinstance(message, Advert):
+        return _hear_advert(terms, state, sender, message)
+    if not state.roster:
+        raise Refused("The cohort is not fixed yet.")
+    roster = read_roster(terms, state.round, state.roster)
+    own = roster.index(sender)
+    if own is None:
+        raise Refused(f"Device {sender} is not in the cohort of round {state.round}.")
+    if isinstance(message, Shares):
+        if not _is_new(state, SHARE, state.shares.get(own), message.sealed):
+            return state
+        if len(message.sealed) != roster.plan.neighbours * sealed.SEALED_SIZE:
+            raise Refused(f"{roster.plan.neighbours} neighbours get a share each; these are not as many.")
+        return replace(state, shares={**state.shares, own: message.sealed})
+    if isinstance(message, Masked):
+        return _hear_masked(terms, state, roster, own, message)
+    if isinstance(message, Agreement):
+        if not _is_new(state, AGREE, state.agreements.get(own), message.signature):
+            return state
+        if not members(state.survivors, len(roster))[own]:
+            raise Refused(f"Device {sender} is not among the survivors.")
+        signed = survivors_bytes(terms.task, state.round, roster.view(state.sharers), state.survivors)
+        if not verify(roster.publics[own], message.signature, signed):
+            raise Refused(f"Device {sender} did not sign these survivors.")
+        return replace(state, agreements={**state.agreements, own: message.signature})
+    if isinstance(message, Reveal):
+        packed = encode(message)
+        if not _is_new(state, REVEAL, state.reveals.get(own), packed):
+            return state
+        if not members(state.survivors, len(roster))[own]:
+            raise Refused(f"Device {sender} is not among the survivors.")
+        around = roster.neighbours[own]
+        held = members(message.held, int(members(state.sharers, len(roster))[around].sum()))
+        if len(message.shares) != int(held.sum()) * shamir.SHARE_SIZE:
+            raise Refused("The shares are not as many as the list of those held says.")
+        return replace(state, reveals={**state.reveals, own: packed})
+    raise Refused(f"A device does not send a {message.kind}.")
+
+
+def _is_new(state: ServerRound, phase: str, before: bytes | None, now: bytes) -> bool:
+    if before is not None and before == now:
+        return False
+    if before is not None:
+        raise Refused(f"This device said something else before in round {state.round}; it stays at that.")
+    if state.phase != phase:
+        raise Refused(f"Round {state.round} is at {state.phase!r}; this belongs to {phase!r}. It was not looked at.")
+    return True
+
+
+def _hear_advert(terms: Terms, state: ServerRound, sender: str, advert: Advert) -> ServerRound:
+    packed = encode(advert)
+    if not _is_new(state, ADVERTISE, state.adverts.get(sender), packed):
+        return state
+    if len(state.adverts) >= terms.largest:
+        raise Refused(f"The cohort of round {state.round} is full. Wait for the next round.")
+    if device_id(advert.public) != sender or not advert.verify(terms.task):
+        raise Refused(f"Device {sender} did not sign these keys for round {state.round}.")
+    masks.check_point(advert.pair)
+    masks.check_point(advert.seal)
+    return replace(state, adverts={**state.adverts, sender: packed})
+
+
+def _hear_masked(terms: Terms, state: ServerRound, roster: Roster, own: int, message: Masked) -> ServerRound:
+    hashed = hashlib.sha256(message.body).digest()
+    if not _is_new(state, MASK, state.masked.get(own), hashed):
+        return state
+    if not members(state.sharers, len(roster))[own]:
+        raise Refused(f"Device {roster.ids[own]} delivered no shares in time.")
+    if message.view != roster.view(state.sharers) or len(message.body) != terms.size:
+        raise Refused(f"A masked body of this round has {terms.size:,} bytes and the hash of this cohort.")
+    folded = [
+        ring.to_bytes(total + added)
+        for total, added in zip(_elements(terms, state.body), _elements(terms, message.body), strict=True)
+    ]
+    return replace(state, masked={**state.masked, own: hashed}, body=b"".join(folded))
+
+
+def _elements(terms: Terms, body: bytes) -> list[Array]:
+    parts: list[Array] = []
+    at = 0
+    for field in terms.fields:
+        parts.append(ring.from_bytes(body[at : at + field.size], field.bits, field.length))
+        at += field.size
+    return parts
+
+
+def expected(terms: Terms, state: ServerRound) -> frozenset[str]:
+    """Those from whom a message is still to come in this phase. Empty while devices advertise: anyone may."""
+    if state.phase in (ADVERTISE, SUMMED, ABANDONED):
+        return frozenset()
+    roster = read_roster(terms, state.round, state.roster)
+    everyone = set(range(len(roster)))
+    survivors = set(np.flatnonzero(members(state.survivors, len(roster))).tolist()) if state.survivors else set[int]()
+    waiting = {
+        SHARE: lambda: everyone - set(state.shares),
+        MASK: lambda: set(np.flatnonzero(members(state.sharers, len(roster))).tolist()) - set(state.masked),
+        AGREE: lambda: survivors - set(state.agreements),
+        REVEAL: lambda: set(state.agreements) - set(state.reveals),
+    }[state.phase]()
+    return frozenset(roster.ids[index] for index in waiting)
+
+
+def is_complete(terms: Terms, state: ServerRound) -> bool:
+    """Whether the phase can be closed before its deadline: nobody is missing."""
+    if state.phase == ADVERTISE:
+        return len(state.adverts) >= terms.largest
+    return state.phase in PHASES[1:-1] and not expected(terms, state)
+
+
+def tell(terms: Terms, state: ServerRound, device: str) -> Message | None:
+    """What this device is told in this phase; None if nothing is."""
+    if state.phase in (ADVERTISE, SUMMED, ABANDONED):
+        return None
+    roster = read_roster(terms, state.round, state.roster)
+    own = roster.index(device)
+    if own is None:
+        return None
+    around = roster.neighbours[own]
+    if state.phase == SHARE:
+        bodies = _bodies(tuple(state.adverts[one] for one in roster.ids))
+        return Cohort(state.round, state.roster, b"".join(bodies[peer] for peer in around.tolist()))
+    sharers = members(state.sharers, len(roster))
+    if state.phase == MASK:
+        if not sharers[own]:
+            return None
+        letters: list[bytes] = []
+        for peer in around[sharers[around]].tolist():
+            at = int(np.searchsorted(roster.neighbours[peer], own)) * sealed.SEALED_SIZE
+            letters.append(state.shares[peer][at : at + sealed.SEALED_SIZE])
+        return Held(state.round, state.sharers, b"".join(letters))
+    if not members(state.survivors, len(roster))[own]:
+        return None
+    if state.phase == AGREE:
+        return Survivors(state.round, state.survivors)
+    if own not in state.agreements:
+        return None
+    signers = np.zeros(len(roster), bool)
+    chosen = [one for one in sorted(state.agreements) if one != own][: roster.plan.quorum]
+    signers[chosen] = True
+    return Agreements(state.round, bitmap(signers), b"".join(state.agreements[one] for one in chosen))
+
+
+@lru_cache(maxsize=4)
+def _bodies(adverts: tuple[bytes, ...]) -> list[bytes]:
+    """The body of each advert of the cohort. Every device is told some of them: they are unpacked once."""
+    return [decode(Advert, packed).body for packed in adverts]
+
+
+def close(terms: Terms, state: ServerRound) -> ServerRound:
+    """End the phase: on to the next one with those who answered, or abandon the round."""
+    if state.phase == ADVERTISE:
+        return _close_advertise(terms, state)
+    if state.phase not in PHASES[1:-1]:
+        raise ProtocolError(f"Round {state.round} is {state.phase}; there is nothing to close.")
+    roster = read_roster(terms, state.round, state.roster)
+    plan = roster.plan
+    if state.phase == SHARE:
+        sharers = _chosen(roster, state.shares)
+        if sharers.sum() < plan.survivors:
+            return _abandon(state, f"{int(sharers.sum())} devices delivered shares; {plan.survivors} are needed")
+        zeros = bytes(terms.size)
+        return replace(state, phase=MASK, sharers=bitmap(sharers), body=zeros)
+    if state.phase == MASK:
+        survivors = _chosen(roster, state.masked)
+        if survivors.sum() < plan.survivors:
+            return _abandon(state, f"{int(survivors.sum())} devices survived; {plan.survivors} are needed")
+        around = survivors[roster.neighbours].sum(1)[members(state.sharers, len(roster))]
+        if around.min() < plan.threshold:
+            return _abandon(
+                state, f"a device has {int(around.min())} neighbours left; {plan.threshold} are needed for its secret"
+            )
+        return replace(state, phase=AGREE, survivors=bitmap(survivors))
+    if state.phase == AGREE:
+        if len(state.agreements) < plan.quorum + 1:
+            return _abandon(
+                state, f"{len(state.agreements)} devices signed the survivors; {plan.quorum + 1} are needed"
+            )
+        return replace(state, phase=REVEAL)
+    return _sum(terms, state, roster)
+
+
+def _close_advertise(terms: Terms, state: ServerRound) -> ServerRound:
+    if len(state.adverts) < terms.smallest:
+        return _abandon(state, f"{len(state.adverts)} devices came; {terms.smallest} are needed")
+    roster = pack_roster([decode(Advert, packed) for packed in state.adverts.values()])
+    return replace(state, phase=SHARE, roster=roster)
+
+
+def _abandon(state: ServerRound, why: str) -> ServerRound:
+    """The end without a sum: the masked total is dropped too, so that later shares are of no use."""
+    return replace(state, phase=ABANDONED, why=why, adverts={}, shares={}, body=b"", agreements={}, reveals={})
+
+
+def _chosen(roster: Roster, present: Mapping[int, Any]) -> Array:
+    chosen = np.zeros(len(roster), bool)
+    chosen[list(present)] = True
+    return chosen
+
+
+def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
+    """Rebuild the secrets, check each against what its owner signed, take off the masks, and check the bound."""
+    sharers, survivors = members(state.sharers, len(roster)), members(state.survivors, len(roster))
+    adverts = [decode(Advert, state.adverts[one]) for one in roster.ids]
+    secrets = _rebuild(state, roster, adverts, sharers, survivors)
+    lost = [index for index in np.flatnonzero(sharers).tolist() if index not in secrets]
+    if lost:
+        return _abandon(
+            state,
+            f"the secrets of {len(lost)} devices did not come back: shares are missing or wrong "
+            f"({len(state.reveals)} devices revealed, {roster.plan.threshold} neighbours are needed)",
+        )
+    salt = Binding(terms.task, state.round, roster.view(state.sharers)).salt
+    pairs: list[tuple[str, str, bytes]] = []  # survivor, missing, their secret
+    for missing in np.flatnonzero(sharers & ~survivors).tolist():
+        private = X25519PrivateKey.from_private_bytes(secrets[missing])
+        around = roster.neighbours[missing]
+        pairs.extend(
+            (roster.ids[peer], roster.ids[missing], masks.agree(private, adverts[peer].pair))
+            for peer in around[survivors[around]].tolist()
+        )
+    unmasked: list[bytes] = []
+    left = int(survivors.sum())
+    for field, masked in zip(terms.fields, _elements(terms, state.body), strict=True):
+        elements = masked.copy()
+        keys = [
+            (masks.self_key(secrets[one], salt, roster.ids[one], field.tag), -1)
+            for one in np.flatnonzero(survivors).tolist()
+        ]
+        for survivor, missing, secret in pairs:
+            keys.append((masks.pair_key(secret, salt, survivor, missing, field.tag), -1 if survivor < missing else 1))
+        masks.add_stream(elements, keys)
+        largest = int(np.abs(ring.decode(elements, field.bits)).max())
+        if largest > left * field.bound + field.slack:
+            return _abandon(
+                state,
+                f"the sum of {field.tag!r} has an entry of magnitude {largest:,}, and {left} devices with their noise "
+                f"reach {left * field.bound + field.slack:,}: somebody sent what the task does not allow",
+            )
+        unmasked.append(ring.to_bytes(elements))
+    return replace(state, phase=SUMMED, adverts={}, shares={}, agreements={}, reveals={}, body=b"".join(unmasked))
+
+
+def _rebuild(
+    state: ServerRound, roster: Roster, adverts: list[Advert], sharers: Array, survivors: Array
+) -> dict[int, bytes]:
+    """Secrets by index: of a survivor its seed, of a missing one its pair key. Those that verify, and no others."""
+    threshold = roster.plan.threshold
+    holders: dict[int, list[int]] = {index: [] for index in np.flatnonzero(sharers).tolist()}
+    shown: dict[tuple[int, int], Array] = {}
+    for holder in sorted(state.reveals):
+        message = decode(Reveal, state.reveals[holder])
+        around = roster.neighbours[holder][sharers[roster.neighbours[holder]]]
+        owners = around[members(message.held, len(around))].tolist()
+        for owner, one in zip(owners, shamir.from_bytes(message.shares), strict=True):
+            holders[owner].append(holder)
+            shown[owner, holder] = one
+    found: dict[int, bytes] = {}
+    waiting = [owner for owner, those in holders.items() if len(those) >= threshold]
+    for attempt in range(ATTEMPTS):
+        if not waiting:
+            break
+        chosen = {owner: _some(holders[owner], threshold, attempt) for owner in waiting}
+        points = np.array([chosen[owner] for owner in waiting]) + 1
+        shares = np.array([[shown[owner, holder] for holder in chosen[owner]] for owner in waiting])
+        found |= {
+            owner: secret
+            for owner, secret in zip(waiting, shamir.join(points, shares), strict=True)
+            if secret is not None and _is_right(adverts[owner], secret, survived=bool(survivors[owner]))
+        }
+        waiting = [owner for owner in waiting if owner not in found and len(holders[owner]) > threshold]
+    return found
+
+
+def _some(holders: list[int], count: int, attempt: int) -> list[int]:
+    """`count` of the holders: the first ones, and at later attempts others."""
+    if attempt == 0:
+        return holders[:count]
+    order = circle([str(holder) for holder in holders], attempt.to_bytes(4, "big"))
+    return [holders[at] for at in order[:count].tolist()]
+
+
+def _is_right(advert: Advert, secret: bytes, *, survived: bool) -> bool:
+    """Whether it is what the device signed before the round: its seed by its hash, its pair key by its public half."""
+    return seed_commitment(secret) == advert.commitment if survived else masks.public_of(secret) == advert.pair
+
+
+def sums(terms: Terms, state: ServerRound) -> dict[str, Integers]:
+    """The sum of each field over the survivors: exact int64. Only of a round that is summed."""
+    if state.phase != SUMMED:
+        raise ProtocolError(f"Round {state.round} is {state.phase}; it has no sum.")
+    return {
+        field.tag: ring.decode(elements, field.bits)
+        for field, elements in zip(terms.fields, _elements(terms, state.body), strict=True)
+    }

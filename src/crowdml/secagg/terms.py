@@ -1,0 +1,107 @@
+"""The terms of masking: what a task fixes in public, so that devices can hold the server to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crowdml.errors import TaskError
+from crowdml.secagg import ring
+from crowdml.secagg.graph import COMPLETE, Plan, plan
+
+__all__ = ["MOST_DEVICES", "Field", "Terms"]
+
+MOST_DEVICES = 65_536
+
+
+@dataclass(frozen=True)
+class Field:
+    """One vector of the masked message. Entries of one device's contribution are at most `bound` in magnitude before
+    noise; `slack` is what the noise of a whole cohort may add to an entry (six sigma)."""
+
+    tag: str
+    length: int
+    bits: int
+    bound: int
+    slack: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.length * self.bits // 8
+
+
+@dataclass(frozen=True)
+class Terms:
+    """`survivors` and `colluders` are stated for the smallest cohort and grow with it in proportion.
+
+    Refused when made: a threshold that is not safe (2t > n + colluders) or that the survivors do not reach, fewer than
+    two honest survivors, and a ring in which the sum of the largest cohort could wrap round.
+    """
+
+    task: bytes
+    fields: tuple[Field, ...]
+    smallest: int
+    largest: int
+    survivors: int
+    colluders: int
+    security: int = 40
+    correctness: int = 30
+    complete: int = COMPLETE
+
+    def __post_init__(self) -> None:
+        if len(self.task) != 32:
+            raise TaskError(f"A task is known by a hash of 32 bytes; this has {len(self.task)}.")
+        tags = [field.tag for field in self.fields]
+        if not tags or len(set(tags)) != len(tags) or not all(tags):
+            raise TaskError(f"Masked vectors need tags, each its own; these are {tags}. One mask must not serve two.")
+        for field in self.fields:
+            if field.length < 1:
+                raise TaskError(f"The masked vector {field.tag!r} has {field.length} entries; it needs at least one.")
+            ring.check_sum(field.bits, contributions=self.largest, bound=field.bound, slack=field.slack)
+        if not 3 <= self.smallest <= self.largest <= MOST_DEVICES:
+            raise TaskError(
+                f"A cohort has 3 to {MOST_DEVICES:,} devices, the smallest no more than the largest; "
+                f"these terms say {self.smallest:,} to {self.largest:,}."
+            )
+        if self.security < 1 or self.correctness < 1:
+            raise TaskError("Security and correctness are numbers of bits, at least 1.")
+        if self.honest < 2 or self.colluders < 0:
+            raise TaskError(
+                f"{self.survivors} survivors with {self.colluders} colluders among them leave {self.honest} honest: "
+                "the sum would be that device's own. Ask for more survivors, or tolerate fewer colluders."
+            )
+        if self._plan(self.smallest) is None:
+            least = (self.smallest + self.colluders) // 2 + 2
+            raise TaskError(
+                f"A cohort of {self.smallest} with {self.colluders} colluders needs a threshold t with 2t > "
+                f"{self.smallest + self.colluders}, so t = {least - 1} others of at least {least} survivors; "
+                f"the terms say {self.survivors}. Ask for more survivors, or tolerate fewer colluders."
+            )
+
+    @property
+    def honest(self) -> int:
+        """h_min: the fewest honest devices whose noise is in a published sum. Noise is calibrated to it."""
+        return self.survivors - self.colluders
+
+    @property
+    def size(self) -> int:
+        """Bytes of a masked body."""
+        return sum(field.size for field in self.fields)
+
+    def plan(self, devices: int) -> Plan:
+        """What a cohort of this size must keep to: the same for every device and for the server."""
+        if not self.smallest <= devices <= self.largest:
+            raise ValueError(f"A cohort of this task has {self.smallest} to {self.largest} devices, not {devices}.")
+        found = self._plan(devices)
+        assert found is not None, "a plan for the smallest cohort is one for every larger one"
+        return found
+
+    def _plan(self, devices: int) -> Plan | None:
+        return plan(
+            devices,
+            self.colluders * devices // self.smallest,
+            -(-self.survivors * devices // self.smallest),
+            security=self.security,
+            correctness=self.correctness,
+            complete=self.complete,
+        )
