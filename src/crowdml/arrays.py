@@ -30,8 +30,10 @@ def namespace(*values: Array) -> ModuleType:
     """The module whose functions fit these values: `numpy`, or `jax.numpy` as soon as one of them is JAX's."""
     found: ModuleType = np
     for value in values:
+        if isinstance(value, (np.ndarray, np.generic)):
+            continue
         find = getattr(value, "__array_namespace__", None)
-        if find is not None and not isinstance(value, (np.ndarray, np.generic)):
+        if find is not None:
             return find()
     return found
 

@@ -30,7 +30,7 @@ from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import PROBLEMS, Problem
-from crowdml.wire.receipts import Receipt, chain_next, chain_start
+from crowdml.wire.receipts import MOST_STEPS, STEP, Receipt, chain_next, chain_start, open_receipt, sign_receipts
 from crowdml.wire.requests import (
     ENROL_PREFIX,
     OWNER_PREFIX,
@@ -241,19 +241,34 @@ def _slug(data: bytes) -> str:
 
 
 def receipts() -> Any:
+    """A journal of seven check-ins: three committed together, then one alone, then three."""
     task = TASKS["gaussian"].hash
-    chain, rows = chain_start(task), []
-    for index, (device, seq) in enumerate([(DEVICE.id, 1), (OTHER.id, 1), (DEVICE.id, 2), (DEVICE.id, 2**40)], 1):
+    chain, links = chain_start(task), []
+    who = [
+        (DEVICE.id, 1),
+        (OTHER.id, 1),
+        (DEVICE.id, 2),
+        (DEVICE.id, 3),
+        (OTHER.id, 2),
+        (OTHER.id, 3),
+        (DEVICE.id, 2**40),
+    ]
+    for index, (device, seq) in enumerate(who, 1):
         hash_ = hashlib.sha256(f"{device} {seq}".encode()).digest()
         chain = chain_next(chain, task, device, seq, hash_)
-        receipt = Receipt(task, device, seq, index, hash_, chain).sign(SERVER_KEY)
-        rows.append({
-            "device": device, "seq": seq, "index": index, "hash": hash_.hex(), "chain": chain.hex(),
-            "signature": receipt.signature.hex(), "encoded": receipt.encode().hex(),
-        })  # fmt: skip
+        links.append(Receipt(task, device, seq, index, hash_, chain))
+    rows: list[Any] = []
+    for first, last in ((0, 3), (3, 4), (4, 7)):
+        for data in sign_receipts(task, links[first:last], SERVER_KEY):
+            receipt = open_receipt(data)
+            rows.append({
+                "device": receipt.device, "seq": receipt.seq, "index": receipt.index, "hash": receipt.hash.hex(),
+                "chain": receipt.chain.hex(), "path": receipt.path.hex(), "signature": receipt.signature.hex(),
+                "encoded": data.hex(),
+            })  # fmt: skip
     return {
         "journal_prefix": "crowdml/journal/1",
-        "receipt_prefix": "crowdml/receipt/1",
+        "receipts_prefix": "crowdml/receipts/1",
         "server_key": SERVER_KEY.public.hex(),
         "task": task.hex(),
         "chain_0": chain_start(task).hex(),
@@ -408,8 +423,9 @@ def schemas() -> dict[str, Any]:
             "to": {"type": "array", "items": ADDRESS, "minItems": 1, "maxItems": 1024, "uniqueItems": True},
         }),
         "receipt": record("receipt", {
-            "chain": hexes(32), "device": DEVICE_ID, "hash": hexes(32), "index": WHOLE, "seq": WHOLE,
-            "signature": hexes(64), "task": hexes(32),
+            "chain": hexes(32), "device": DEVICE_ID, "hash": hexes(32), "index": WHOLE,
+            "path": {"type": "string", "pattern": f"^(0[01][0-9a-f]{{{2 * STEP - 2}}}){{0,{MOST_STEPS}}}$"},
+            "seq": WHOLE, "signature": hexes(64), "task": hexes(32),
         }),
         "enrolment": record(
             "enrolment",

@@ -182,7 +182,7 @@ def test_an_envelope_verifies_with_its_senders_key_alone():
 
 
 def test_a_signature_made_for_something_else_is_no_signature_of_an_envelope():
-    for prefix in (b"", b"crowdml/receipt/1", b"crowdml/enrol/1"):
+    for prefix in (b"", b"crowdml/receipts/1", b"crowdml/enrol/1"):
         assert not open_signed(KEY.sign(prefix + DATA[64:]) + DATA[64:]).verify(KEY.public)
 
 

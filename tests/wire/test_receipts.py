@@ -1,6 +1,7 @@
 """Receipts and the chain: each check-in has its place, and nobody but the server says so."""
 
 import dataclasses
+from itertools import pairwise
 
 import msgpack
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
-from crowdml.wire.receipts import LARGEST_RECEIPT, Receipt, chain_next, chain_start, open_receipt
+from crowdml.wire.receipts import LARGEST_RECEIPT, Receipt, chain_next, chain_start, open_receipt, sign_receipts
 
 SERVER, OTHER = Key.from_secret(b"\x01" * 32), Key.from_secret(b"\x02" * 32)
 TASK, DEVICE = b"\x07" * 32, OTHER.id
@@ -20,7 +21,7 @@ DATA = RECEIPT.encode()
 def test_a_receipt_travels_unchanged_and_verifies():
     assert open_receipt(DATA) == RECEIPT
     assert open_receipt(DATA).verify(SERVER.public)
-    assert list(msgpack.unpackb(DATA)) == ["chain", "device", "hash", "index", "seq", "signature", "task"]
+    assert list(msgpack.unpackb(DATA)) == ["chain", "device", "hash", "index", "path", "seq", "signature", "task"]
 
 
 def test_a_receipt_verifies_with_the_servers_key_alone():
@@ -65,9 +66,37 @@ def test_a_truncated_receipt_is_refused(length):
 
 
 def test_the_largest_receipt_is_read():
-    largest = Receipt(TASK, DEVICE, 2**63 - 1, 2**63 - 1, TASK, TASK).sign(SERVER).encode()
+    largest = Receipt(TASK, DEVICE, 2**63 - 1, 2**63 - 1, TASK, TASK, bytes(20 * 33), bytes(64)).encode()
     assert len(largest) <= LARGEST_RECEIPT
-    assert open_receipt(largest).verify(SERVER.public)
+    assert open_receipt(largest).encode() == largest
+    longer = dataclasses.replace(open_receipt(largest), path=bytes(21 * 33))
+    assert not longer.verify(SERVER.public)
+    with pytest.raises(Problem):
+        open_receipt(longer.encode())
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 4, 5, 7, 8, 13, 64, 255, 256])
+def test_every_receipt_of_a_batch_verifies_by_one_signature_and_by_its_own_path_alone(together):
+    links = [
+        Receipt(TASK, DEVICE, place + 1, place + 5, bytes([place]) * 32, b"\x09" * 32) for place in range(together)
+    ]
+    found = [open_receipt(data) for data in sign_receipts(TASK, links, SERVER)]
+    assert [dataclasses.replace(each, path=b"", signature=b"") for each in found] == links
+    assert all(each.verify(SERVER.public) for each in found)
+    assert len({each.signature for each in found}) == 1
+    assert max(len(each.path) for each in found) == 33 * (together - 1).bit_length()
+    for each, other in pairwise(found):
+        assert not dataclasses.replace(each, path=other.path).verify(SERVER.public)
+        assert not dataclasses.replace(each, path=b"").verify(SERVER.public)
+
+
+def test_a_node_of_the_tree_is_no_receipt_of_another():
+    links = [RECEIPT, dataclasses.replace(RECEIPT, index=13)]
+    first, second = (open_receipt(data) for data in sign_receipts(TASK, links, SERVER))
+    assert first.path[0] == 1
+    assert second.path[0] == 0
+    for path in (b"\x00" + first.path[1:], b"\x02" + first.path[1:], first.path[:-1], first.path + second.path):
+        assert not dataclasses.replace(first, path=path).verify(SERVER.public)
 
 
 links = st.lists(st.tuples(st.integers(1, 2**63 - 1), st.binary(min_size=32, max_size=32)), min_size=1, max_size=6)

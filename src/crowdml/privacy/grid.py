@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -67,7 +68,11 @@ class Grid:
     def decode(self, steps: Integers) -> Array:
         """Integers on the grid as numbers: float32, which is public post-processing."""
         xp = namespace(steps)
-        return steps.astype(xp.float32) * float(self.step)
+        return steps.astype(xp.float32) * self._unit
+
+    @cached_property
+    def _unit(self) -> float:
+        return float(self.step)
 
 
 COUNTS = Grid(Fraction(1))

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -101,6 +101,19 @@ class Plan:
     def used(self) -> int:
         """Samples in the gradient: the batch less its held-out share."""
         return self.settings.batch - self.settings.held_out
+
+    @cached_property
+    def share(self) -> float:
+        """Of one sample in a mean gradient."""
+        return 1 / self.used
+
+    @cached_property
+    def c(self) -> float:
+        return float(self.settings.step.c)
+
+    @cached_property
+    def radius(self) -> float:
+        return float(self.settings.radius)
 
 
 @lru_cache(maxsize=256)
@@ -323,12 +336,12 @@ def apply(task: Task, state: Learning, gradient: Gradient, ctx: Context) -> Step
     """One update, eq. (3): a step along the noisy gradient, projected to the ball of radius R; counts add up."""
     fixed = plan(task)
     xp = namespace(gradient.gradient.value, state.weights)
-    mean = fixed.grid.decode(gradient.gradient.value) * (1 / fixed.used)
+    mean = fixed.grid.decode(gradient.gradient.value) * fixed.share
     if fixed.l2:
         mean = mean + fixed.l2 * state.weights
     steps = state.steps + 1
-    weights, memory = _update(fixed.settings, xp, state, mean, steps.astype(xp.float32))
-    weights = _project(xp, weights, float(fixed.settings.radius))
+    weights, memory = _update(fixed, xp, state, mean, steps.astype(xp.float32))
+    weights = _project(xp, weights, fixed.radius)
     if fixed.settings.update == "average":
         memory = state.memory + (weights - state.memory) / steps.astype(xp.float32)
     errors = state.errors if gradient.errors is None else state.errors + gradient.errors.value[0]
@@ -337,23 +350,23 @@ def apply(task: Task, state: Learning, gradient: Gradient, ctx: Context) -> Step
     return Step(after, (Publish(Params(weights, steps)), *_stops(task.stop, fixed, after)))
 
 
-def _update(settings: Settings, xp: Any, state: Learning, mean: Array, t: Array) -> tuple[Array, Array]:
+def _update(fixed: Plan, xp: Any, state: Learning, mean: Array, t: Array) -> tuple[Array, Array]:
     """The paper's update, or a later one (Remark 3): all are post-processing, devices do not notice."""
-    c = float(settings.step.c)
-    rate = {"1/sqrt(t)": lambda: c / xp.sqrt(t), "1/t": lambda: c / t, "constant": lambda: c}[settings.step.schedule]()
-    if settings.update == "adagrad":
+    c, schedule, update = fixed.c, fixed.settings.step.schedule, fixed.settings.update
+    rate = c / xp.sqrt(t) if schedule == "1/sqrt(t)" else c / t if schedule == "1/t" else c
+    if update == "adagrad":
         memory = state.memory + mean * mean
         return state.weights - c / (xp.sqrt(memory) + 1e-8) * mean, memory
-    if settings.update == "rmsprop":
+    if update == "rmsprop":
         memory = 0.9 * state.memory + 0.1 * mean * mean
         return state.weights - rate / (xp.sqrt(memory) + 1e-8) * mean, memory
     return state.weights - rate * mean, state.memory
 
 
 def _project(xp: Any, weights: Array, radius: float) -> Array:
-    """To the ball of radius R, eq. (3)."""
+    """To the ball of radius R, eq. (3). Within it the factor is exactly 1."""
     size = xp.sqrt((weights * weights).sum())
-    return xp.where(size <= radius, weights, weights * (radius / xp.maximum(size, radius)))
+    return weights * (radius / xp.maximum(size, radius))
 
 
 def _stops(rule: StopRule, fixed: Plan, state: Learning) -> tuple[Stop, ...]:

@@ -24,8 +24,8 @@ from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
-from crowdml.wire.receipts import Receipt, chain_next, chain_start
-from crowdml.wire.validate import decode_message
+from crowdml.wire.receipts import chain_next, chain_start, sign_receipts
+from crowdml.wire.validate import decode_message, decode_messages
 
 Answer = tuple[int, bytes] | Problem
 """A status (202 new, 200 already here) with the receipt's bytes, or why it was refused."""
@@ -66,6 +66,10 @@ class Fold:
     def read(self, kind: str, body: bytes) -> Any:
         """The message behind the bytes, if this task hears it and it is as the task says."""
         return decode_message(kind, body, self.expected)
+
+    def read_many(self, bodies: Sequence[tuple[str, bytes]]) -> list[Any]:
+        """The message behind each kind and body, or the Problem with it."""
+        return decode_messages(bodies, self.expected)
 
     def apply(self, message: Any, sender: str) -> None:
         step = advance(self.protocol.server, self.task, self.state, message, Context(me=SERVER, sender=sender))
@@ -125,45 +129,48 @@ class TaskRunner:
             return dataclasses.replace(self.offer, index=self.index, chain=self.chain)
         return Offer(int(message.version), message.kind, encode(message), self.index, self.chain)
 
-    def validate(self, signed: Signed) -> Any:
-        """The message inside, if this task hears it and it is as the task says."""
-        envelope = signed.envelope
-        if envelope.task != self.task.hash:
-            raise Problem("wrong-task", "The envelope names another task than the path.")
-        if envelope.to != TO_SERVER:
-            raise Problem("wrong-recipient", "A check-in is addressed to the server alone.")
-        message = self.fold.read(envelope.kind, envelope.body)
-        if int(getattr(message, "version", 0)) > self.offer.version:
-            raise Problem(
-                "stale", f"Version {message.version} was never published; the newest is {self.offer.version}."
-            )
-        return message
+    def validate(self, batch: Sequence[Signed]) -> list[Any]:
+        """The message inside each, if this task hears it and it is as the task says; else the Problem."""
+        found = self.fold.read_many([(signed.envelope.kind, signed.envelope.body) for signed in batch])
+        newest = self.offer.version
+        for place, (signed, message) in enumerate(zip(batch, found, strict=True)):
+            envelope = signed.envelope
+            if envelope.task != self.task.hash:
+                found[place] = Problem("wrong-task", "The envelope names another task than the path.")
+            elif envelope.to != TO_SERVER:
+                found[place] = Problem("wrong-recipient", "A check-in is addressed to the server alone.")
+            elif not isinstance(message, Problem) and int(getattr(message, "version", 0)) > newest:
+                found[place] = Problem(
+                    "stale", f"Version {message.version} was never published; the newest is {newest}."
+                )
+        return found
 
     def accept(self, batch: Sequence[Signed]) -> list[Answer]:
         """Validate, journal and apply a batch whose signatures are verified; an answer for each, durable."""
-        answers: dict[int, Answer] = {}
-        messages: dict[int, Any] = {}
-        for place, signed in enumerate(batch):
-            try:
-                messages[place] = self.validate(signed)
-            except Problem as problem:
-                answers[place] = problem
+        found = self.validate(batch)
+        answers: list[Any] = [each if isinstance(each, Problem) else None for each in found]
+        places = [place for place, answer in enumerate(answers) if answer is None]
         received = self.now()
-        before = self.index
-        entries = self.store.append(self.task.hash, [JournalRow.of(batch[place], received) for place in messages])
-        for (place, message), entry in zip(messages.items(), entries, strict=True):
+        receipts: list[bytes] = []
+        entries = self.store.append(self.task.hash, [JournalRow.of(batch[place], received) for place in places])
+        fresh: list[Entry] = []
+        for place, entry in zip(places, entries, strict=True):
             if isinstance(entry, Refused):
                 answers[place] = refusal(entry)
-                continue
-            if entry.is_new:
-                self.fold.apply(message, entry.device)
-                self.index, self.chain = entry.index, entry.chain
-            answers[place] = (202 if entry.is_new else 200, self.receipt(entry))
-        if self.index > before:
+            elif entry.is_new:
+                self.fold.apply(found[place], entry.device)
+                answers[place] = len(fresh)
+                fresh.append(entry)
+        if fresh:
+            self.index, self.chain = fresh[-1].index, fresh[-1].chain
             self.offer = self._offer()
+            receipts = sign_receipts(self.task.hash, fresh, self.key)
             if self.index - self.snapshot_at >= self.snapshot_every or self.reason is not None:
                 self.take_snapshot()
-        return [answers[place] for place in range(len(batch))]
+        for place, entry in zip(places, entries, strict=True):
+            if isinstance(entry, Entry):
+                answers[place] = (202, receipts[answers[place]]) if entry.is_new else (200, self.receipt(entry))
+        return answers
 
     def repeated(self, signed: Signed) -> Answer | None:
         """The first answer to a check-in that is in the journal already; None of any other."""
@@ -171,8 +178,9 @@ class TaskRunner:
         return (200, self.receipt(entry)) if entry is not None and entry.hash == signed.hash else None
 
     def receipt(self, entry: Entry) -> bytes:
-        receipt = Receipt(self.task.hash, entry.device, entry.seq, entry.index, entry.hash, entry.chain)
-        return receipt.sign(self.key).encode()
+        """The receipt that was given when the entry was made: of the same commit, so with the same path."""
+        together, place = self.store.together(self.task.hash, entry.index)
+        return sign_receipts(self.task.hash, together, self.key)[place]
 
     def take_snapshot(self) -> None:
         """Keep the state, so that a restart is quick; bodies behind the snapshot before this one are reduced."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-
-import msgpack
 
 from crowdml.messages import SERVER, Envelope
 from crowdml.wire.keys import ID, SIGNATURE_SIZE, Key, device_id, verify
-from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
+from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader, pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.statements import LARGEST_STATEMENT, Statement
 
@@ -40,6 +38,8 @@ class Signed:
     envelope: Envelope
     statement: Statement
     data: bytes
+    said: bytes = field(default=b"", compare=False, repr=False)
+    """The statement's own bytes."""
 
     def verify(self, public: bytes) -> bool:
         """Whether the sender's key is `public`, and signed these bytes."""
@@ -87,12 +87,11 @@ def open_signed(data: bytes, *, limit: int = LARGEST_ENVELOPE) -> Signed:
             "malformed",
             f"A signed envelope has more than {SIGNATURE_SIZE} bytes, signature first; this has {len(data)}.",
         )
-    packed = data[SIGNATURE_SIZE:]
-    return Signed(*(_open_quickly(packed) or _open_strictly(packed)), data)
+    return _open_quickly(data) or _open_strictly(data)
 
 
-def _open_strictly(packed: bytes) -> tuple[Envelope, Statement]:
-    reader = Reader(packed, "The envelope", limit=LARGEST_ENVELOPE)
+def _open_strictly(data: bytes) -> Signed:
+    reader = Reader(data[SIGNATURE_SIZE:], "The envelope", limit=LARGEST_ENVELOPE)
     reader.map(7)
     reader.key("body")
     body = reader.binary("body", LARGEST_BODY)
@@ -107,52 +106,51 @@ def _open_strictly(packed: bytes) -> tuple[Envelope, Statement]:
     reader.key("seq")
     seq = reader.integer("seq", 1, LARGEST_INTEGER)
     reader.key("statement")
+    begins = reader.at
     statement = Statement.read(reader)
+    said = data[SIGNATURE_SIZE + begins : SIGNATURE_SIZE + reader.at]
     reader.key("task")
     task = reader.binary("task", HASH_SIZE, exactly=HASH_SIZE)
     reader.key("to")
     to = _read_recipients(reader)
     reader.end()
-    return Envelope(task, sender, to, seq, kind, body), statement
+    return Signed(Envelope(task, sender, to, seq, kind, body), statement, data, said)
 
 
-def _open_quickly(packed: bytes) -> tuple[Envelope, Statement] | None:
-    """What the strict reader would find, by msgpack's own parser; None wherever that is not certain.
+def _open_quickly(data: bytes) -> Signed | None:
+    """What the strict reader would find in an envelope to the server, in one look; None wherever that is not certain.
 
-    Every type, size and form is looked at, and packing it again must give the same bytes: so nothing passes here that
-    the strict reader refuses. It reads what this does not, and says what is wrong with it.
+    The pattern allows nothing that the strict reader refuses: each length, each form of a number and each key is in it.
+    That one reads what this does not, and says what is wrong with it.
     """
-    try:
-        plain = msgpack.unpackb(packed)
-        if type(plain) is not dict or msgpack.packb(plain) != packed:
-            return None
-    except (ValueError, TypeError, msgpack.UnpackException):
+    if not data.startswith(_BODY, SIGNATURE_SIZE):
         return None
-    if tuple(plain) != _NAMES:
+    at = SIGNATURE_SIZE + len(_BODY)
+    width = _WIDTHS.get(data[at : at + 1], 0)
+    size, begins = int.from_bytes(data[at + 1 : at + 1 + width], "big"), at + 1 + width
+    if not width or not _LEAST[width] <= size <= LARGEST_BODY:
         return None
-    body, kind, sender, seq, statement, task, to = plain.values()
-    if (
-        type(body) is not bytes
-        or len(body) > LARGEST_BODY
-        or type(kind) is not str
-        or len(kind) > LONGEST_KIND
-        or not KIND.fullmatch(kind)
-        or type(sender) is not str
-        or not ID.fullmatch(sender)
-        or type(seq) is not int
-        or not 1 <= seq <= LARGEST_INTEGER
-        or type(task) is not bytes
-        or len(task) != HASH_SIZE
-        or to != _TO_SERVER
-    ):
+    rest = _REST.match(data, begins + size)
+    if rest is None:
         return None
-    said = Statement.of_plain(statement)
-    return None if said is None else (Envelope(task, sender, _SERVER, seq, kind, body), said)
+    length, kind, sender, seq, said, task = rest.groups()
+    statement = Statement.of_packed(said)
+    if statement is None or length[0] - 0xA0 != len(kind):
+        return None
+    number = seq[0] if len(seq) == 1 else int.from_bytes(seq[1:], "big")
+    body = data[begins : begins + size]
+    return Signed(Envelope(task, sender.decode(), _SERVER, number, kind.decode(), body), statement, data, said)
 
 
-_NAMES = ("body", "kind", "sender", "seq", "statement", "task", "to")
-_TO_SERVER = [SERVER]
 _SERVER = frozenset((SERVER,))
+_BODY = b"\x87" + pack("body")
+_WIDTHS = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}
+_LEAST = {1: 0, 2: 256, 4: 65536}
+_REST = re.compile(
+    rb"\xa4kind([\xa1-\xbf])(" + KIND.pattern.encode() + rb")\xa6sender\xd9\x20([0-9a-f]{32})\xa3seq(" + POSITIVE
+    + rb")\xa9statement(.*)\xa4task\xc4\x20(.{32})\xa2to\x91\xa6server\Z",
+    re.DOTALL,
+)  # fmt: skip
 
 
 def _read_recipients(reader: Reader) -> frozenset[str]:

@@ -29,6 +29,7 @@ ID = re.compile(r"[0-9a-f]{32}")
 """A device's address."""
 
 
+@lru_cache(maxsize=16_384)
 def device_id(public: bytes) -> str:
     """The first 32 hex digits of SHA-256 of the 32 raw bytes of the public key."""
     if len(public) != PUBLIC_SIZE:

@@ -20,6 +20,10 @@ LARGEST_INTEGER = 2**63 - 1
 """What every database and language has: signed 64 bits."""
 
 
+POSITIVE = rb"[\x01-\x7f]|\xcc[\x80-\xff]|\xcd[\x01-\xff].|\xce(?!\x00\x00).{4}|\xcf(?!\x00\x00\x00\x00)[\x00-\x7f].{7}"
+"""A pattern of a whole number from 1 to the largest, in its shortest form (with `re.DOTALL`)."""
+
+
 def pack(value: Any) -> bytes:
     """msgpack, maps in sorted order of their keys, at every depth."""
     return bytes(msgpack.packb(value if type(value) in _SINGLE else _sorted(value)) or b"")

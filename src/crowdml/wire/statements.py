@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded, parse_loss
-from crowdml.wire.packing import LARGEST_INTEGER, Reader
+from crowdml.privacy.losses import Renyi, Total, Unbounded, parse_loss
+from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader
+from crowdml.wire.problems import Problem
 
-__all__ = ["LARGEST_STATEMENT", "Statement", "is_exact", "losses_of", "total_of"]
+__all__ = ["LARGEST_STATEMENT", "Statement", "is_exact", "losses_of", "open_statement", "total_of"]
 
 LONGEST_LOSS = 4096
 """Bytes of a loss text: a Renyi loss has a fraction for each order."""
@@ -25,6 +27,8 @@ _FRACTION = re.compile(r"(0|[1-9][0-9]{0,999})(?:/([1-9][0-9]{0,999}))?")
 _ORDER = re.compile(r"[1-9][0-9]{0,8}")
 MOST_LOSSES = 4
 """A total has at most one loss of each kind."""
+USUAL_STATEMENT = 512
+"""Bytes: what is longer is rare, and is read without being remembered."""
 LARGEST_STATEMENT = 2 * MOST_LOSSES * (LONGEST_LOSS + 3) + 64
 
 
@@ -57,21 +61,15 @@ class Statement:
         return {"dearest": list(self.dearest), "device": list(self.device), "samples": self.samples}
 
     @staticmethod
-    def of_plain(plain: Any) -> Statement | None:
-        """What `read` would find in the bytes that this was unpacked from; None wherever that is not certain."""
-        if type(plain) is not dict or tuple(plain) != ("dearest", "device", "samples"):
+    def of_packed(data: bytes) -> Statement | None:
+        """What `read` would find in these bytes and nothing after them; None wherever that is not certain."""
+        found = _STATEMENT.fullmatch(data) if len(data) <= USUAL_STATEMENT else None
+        if found is None:
             return None
-        dearest, device, samples = plain.values()
-        if type(samples) is not int or not 0 <= samples <= LARGEST_INTEGER:
-            return None
-        for texts in (dearest, device):
-            if type(texts) is not list or len(texts) > MOST_LOSSES:
-                return None
-            if not all(type(text) is str and len(text.encode()) <= LONGEST_LOSS and is_exact(text) for text in texts):
-                return None
-            if len(texts) > 1 and not _is_sorted(texts):
-                return None
-        return Statement(tuple(device), samples, tuple(dearest))
+        losses, samples = found.groups()
+        read = _losses_before(losses)
+        number = samples[0] if len(samples) == 1 else int.from_bytes(samples[1:], "big")
+        return None if read is None else Statement(read[1], number, read[0])
 
     @staticmethod
     def read(reader: Reader) -> Statement:
@@ -84,18 +82,26 @@ class Statement:
         return Statement(device, reader.integer("statement.samples", 0, LARGEST_INTEGER), dearest)
 
 
+def open_statement(data: bytes) -> Statement:
+    """The statement behind its own bytes, as the journal keeps them."""
+    reader = Reader(data, "The statement", limit=LARGEST_STATEMENT)
+    said = Statement.read(reader)
+    reader.end()
+    return said
+
+
 def losses_of(total: Total) -> tuple[str, ...]:
     """A total as sorted texts, one for each kind of loss that it has."""
-    losses: list[Loss] = []
+    texts: list[str] = []
     if total.pure:
-        losses.append(Pure(total.pure))
-    if total.zcdp:
-        losses.append(ZCDP(total.zcdp))
+        texts.append(f"pure {total.pure}")
     if total.orders:  # even of zero: nothing is known beyond its last order
-        losses.append(Renyi(total.orders, total.values))
+        texts.append(str(Renyi(total.orders, total.values)))
     if total.unbounded:
-        losses.append(Unbounded())
-    return tuple(sorted(str(loss) for loss in losses))
+        texts.append(str(Unbounded()))
+    if total.zcdp:
+        texts.append(f"zcdp {total.zcdp}")
+    return tuple(texts)
 
 
 def total_of(texts: tuple[str, ...]) -> Total:
@@ -110,6 +116,26 @@ def _read_losses(reader: Reader, name: str) -> tuple[str, ...]:
     if not _is_sorted(texts):
         reader.fail(f"{name} must be sorted and have at most one loss of each kind")
     return texts
+
+
+_STATEMENT = re.compile(rb"(.*\xa7samples)(\x00|" + POSITIVE + rb")", re.DOTALL)
+
+
+@lru_cache(maxsize=4096)
+def _losses_before(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """`dearest` and `device` of a statement's bytes up to `samples`. Devices that have given as much say the same."""
+    reader = Reader(data, "The statement", limit=LARGEST_STATEMENT)
+    try:
+        reader.map(3)
+        reader.key("dearest")
+        dearest = _read_losses(reader, "statement.dearest")
+        reader.key("device")
+        device = _read_losses(reader, "statement.device")
+        reader.key("samples")
+        reader.end()
+    except Problem:
+        return None
+    return dearest, device
 
 
 def _is_sorted(texts: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -22,7 +22,7 @@ from crowdml.wire.envelopes import LARGEST_BODY
 from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
 
-__all__ = ["Expected", "Field", "decode_message", "validate"]
+__all__ = ["Expected", "Field", "decode_message", "decode_messages", "validate"]
 
 Expected = Mapping[str, Mapping[str, Field]]
 """For each kind that may arrive, each field that must be there. A field of the message that is not listed is nil."""
@@ -39,23 +39,72 @@ def validate(message: Any, expected: Expected) -> None:
 
 def decode_message(kind: str, body: bytes, expected: Expected) -> Any:
     """The message behind the bytes, exactly as expected; what was released is a Release, stamped as received."""
+    (found,) = decode_messages([(kind, body)], expected)
+    if isinstance(found, Problem):
+        raise found
+    return found
+
+
+def decode_messages(bodies: Sequence[tuple[str, bytes]], expected: Expected) -> list[Any]:
+    """What `decode_message` makes of each kind and body, or the Problem that it would raise: whole arrays at once."""
+    answers: list[Any] = [None] * len(bodies)
+    by_kind: dict[str, list[int]] = {}
+    for place, (kind, _) in enumerate(bodies):
+        by_kind.setdefault(kind, []).append(place)
+    for kind, places in by_kind.items():
+        try:
+            found = _decode_many(kind, [bodies[place][1] for place in places], expected)
+        except Problem as problem:  # nobody hears this kind
+            found = [problem] * len(places)
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+    return answers
+
+
+def _decode_many(kind: str, bodies: list[bytes], expected: Expected) -> list[Any]:
     fields = _fields(kind, expected)
-    values = _read(body, _layout(kind, fields))
-    if values is None:
-        _explain(kind, body, fields)
-    fits = all(_within(values[name], field) for name, field in fields.items())
-    message = received(kind, values)
-    if not fits:
-        validate(message, expected)
-    return message
+    names, pieces = _layout(kind, fields)
+    read = [_read(body, pieces) for body in bodies]
+    rows = [place for place, found in enumerate(read) if found is not None]
+    fits = [True] * len(bodies)
+    columns: dict[str, Any] = {}
+    for piece in pieces:
+        if not piece.name:
+            continue
+        low, high = fields[piece.name].low, fields[piece.name].high
+        found = [values[piece.name] for values in read if values is not None]
+        if piece.dtype is None:
+            columns[piece.name] = found
+            within = [low <= value <= high for value in found]
+        else:
+            whole = np.frombuffer(b"".join(found), piece.dtype).reshape(len(found), math.prod(piece.shape))
+            columns[piece.name] = whole.reshape(len(found), *piece.shape)
+            if not whole.size:
+                continue
+            with np.errstate(invalid="ignore"):  # NaN lies in no range
+                within = ((whole.min(1) >= low) & (whole.max(1) <= high)).tolist()
+        for place, holds in zip(rows, within, strict=True):
+            fits[place] = fits[place] and holds
+    answers: list[Any] = []
+    at = -1
+    for place, body in enumerate(bodies):
+        if read[place] is None:
+            answers.append(_problem_of(lambda body=body: _explain(kind, body, fields)))
+            continue
+        at += 1
+        message = received(kind, {name: columns[name][at] if name in columns else None for name in names})
+        answers.append(
+            message if fits[place] else _problem_of(lambda message=message: validate(message, expected)) or message
+        )
+    return answers
 
 
-def _within(value: Any, field: Field) -> bool:
-    if type(value) is int:
-        return field.low <= value <= field.high
-    if not value.size:
-        return True  # NaN lies in no range
-    return field.low <= np.minimum.reduce(value, axis=None) and np.maximum.reduce(value, axis=None) <= field.high
+def _problem_of(check: Callable[[], None]) -> Problem | None:
+    try:
+        check()
+    except Problem as problem:
+        return problem
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +121,11 @@ class _Piece:
     shape: tuple[int, ...] = ()
 
 
-_LAYOUTS: dict[tuple[str, int], tuple[Mapping[str, Field], dict[str, None], tuple[_Piece, ...]]] = {}
+_LAYOUTS: dict[tuple[str, int], tuple[Mapping[str, Field], tuple[str, ...], tuple[_Piece, ...]]] = {}
 """By kind and by the identity of the fields, which are kept so that it stays theirs."""
 
 
-def _layout(kind: str, fields: Mapping[str, Field]) -> tuple[dict[str, None], tuple[_Piece, ...]]:
+def _layout(kind: str, fields: Mapping[str, Field]) -> tuple[tuple[str, ...], tuple[_Piece, ...]]:
     """The body, but for its numbers: types, shapes and lengths are the task's, and so is their one encoding."""
     found = _LAYOUTS.get((kind, id(fields)))
     if found is not None and found[0] is fields:
@@ -102,19 +151,18 @@ def _layout(kind: str, fields: Mapping[str, Field]) -> tuple[dict[str, None], tu
             raise TypeError(f"{kind} field {name!r}: a single public number on the wire is whole, not {field.dtype}.")
     if len(_LAYOUTS) >= 256:
         _LAYOUTS.clear()
-    layout = dict.fromkeys(releases), (*pieces, _Piece(fixed, 0))
+    layout = tuple(releases), (*pieces, _Piece(fixed, 0))
     _LAYOUTS[kind, id(fields)] = fields, *layout
     return layout
 
 
-def _read(body: bytes, layout: tuple[dict[str, None], tuple[_Piece, ...]]) -> dict[str, Any] | None:
-    """The fields of a body that is laid out like this, with nothing after it; None of any other.
+def _read(body: bytes, pieces: tuple[_Piece, ...]) -> dict[str, Any] | None:
+    """The fields of a body that is laid out like this, with nothing after it: bytes of arrays, and whole numbers.
 
-    Whole numbers must be in their shortest form.
+    None of any other. Whole numbers must be in their shortest form.
     """
-    empty, pieces = layout
-    values: dict[str, Any] = empty.copy()
-    at = 0
+    values: dict[str, Any] = {}
+    at, end = 0, len(body)
     for piece in pieces:
         if not body.startswith(piece.fixed, at):
             return None
@@ -122,7 +170,7 @@ def _read(body: bytes, layout: tuple[dict[str, None], tuple[_Piece, ...]]) -> di
         if not piece.name:
             continue
         if piece.size is None:
-            if at < len(body) and body[at] < 0x80:
+            if at < end and body[at] < 0x80:
                 values[piece.name] = body[at]
                 at += 1
                 continue
@@ -133,11 +181,11 @@ def _read(body: bytes, layout: tuple[dict[str, None], tuple[_Piece, ...]]) -> di
                 return None
             at += reader.at
             continue
-        if at + piece.size > len(body):
+        if at + piece.size > end:
             return None
-        values[piece.name] = np.ndarray(piece.shape, piece.dtype, body, at)
+        values[piece.name] = body[at : at + piece.size]
         at += piece.size
-    return values if at == len(body) else None
+    return values if at == end else None
 
 
 def _explain(kind: str, body: bytes, fields: Mapping[str, Field]) -> NoReturn:

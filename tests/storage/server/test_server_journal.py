@@ -89,12 +89,11 @@ def test_tasks_have_journals_of_their_own(url):
 
 @pytest.mark.parametrize("seq", [0, -1, 2**63])
 def test_a_seq_that_no_device_has_is_refused(seq):
-    import dataclasses
 
     with Store("sqlite://") as store:
         task = prepare(store)
         with pytest.raises(StoreError, match=f"a check-in of seq {seq} .* Nothing was written"):
-            store.append(task, [dataclasses.replace(check_in(0, 1), seq=seq)])
+            store.append(task, [check_in(0, 1)._replace(seq=seq)])
 
 
 def test_a_task_that_is_not_here_is_said(url):
@@ -375,3 +374,18 @@ def test_versions_are_thinned_as_they_are_published_and_never_change(url):
         store.publish(task, Publication(39, "sgd/params/1", b"39"))
         with pytest.raises(StoreError, match=r"version 39 .* was published with other bytes"):
             store.publish(task, Publication(39, "sgd/params/1", b"other"))
+
+
+def test_the_entries_of_one_commit_are_found_again_by_any_of_them(url):
+    with Store(url) as store:
+        task = prepare(store)
+        store.append(task, [check_in(0, 1), check_in(1, 1), check_in(2, 1)])
+        store.append(task, [check_in(0, 2)])
+        store.append(task, [check_in(1, 2), check_in(0, 2), check_in(2, 2)])  # one of them is there already
+        found = [store.together(task, index) for index in range(1, 7)]
+        assert [([entry.index for entry in entries], place) for entries, place in found] == [
+            ([1, 2, 3], 0), ([1, 2, 3], 1), ([1, 2, 3], 2), ([4], 0), ([5, 6], 0), ([5, 6], 1),
+        ]  # fmt: skip
+        assert found[1][0] == list(store.entries(task))[:3]
+        with pytest.raises(StoreError, match="no entry 7"):
+            store.together(task, 7)

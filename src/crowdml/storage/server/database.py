@@ -11,6 +11,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -368,8 +369,8 @@ def _engine(url: URL, *, in_memory: bool) -> Engine:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, record: object) -> None:
+    _write_ahead(connection)
     for pragma in (
-        "journal_mode = wal",
         "synchronous = full",
         "foreign_keys = on",
         "trusted_schema = off",
@@ -378,6 +379,19 @@ def _prepare_sqlite(connection: sqlite3.Connection, record: object) -> None:
         "journal_size_limit = 67108864",
     ):
         connection.execute(f"pragma {pragma}").fetchall()
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Set the journal's mode. SQLite does not wait for another process that does so too, so this does."""
+    ends = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal").fetchall()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                raise
+            time.sleep(0.005)
 
 
 def _begin_sqlite(connection: Connection) -> None:

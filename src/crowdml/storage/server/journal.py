@@ -8,9 +8,11 @@ the server's state is a fold over them from the last snapshot.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,7 +20,6 @@ from sqlalchemy.engine import Connection
 from crowdml.storage.server.database import NOTHING_WRITTEN, Database, StoreError, utc
 from crowdml.storage.server.schema import body, device, journal, publication, snapshot, task
 from crowdml.wire.envelopes import Signed, open_signed
-from crowdml.wire.packing import pack
 from crowdml.wire.receipts import chain_next, chain_start
 
 __all__ = [
@@ -41,8 +42,7 @@ _AT, _SNAPSHOT_AT = journal.c.index.label("at"), snapshot.c.index.label("at")  #
 KEEP_VERSIONS = 64
 
 
-@dataclass(frozen=True)
-class JournalRow:
+class JournalRow(NamedTuple):
     """A check-in to append. `hash` is the SHA-256 of `signed`, the signed envelope; `statement` its packed totals."""
 
     device: str
@@ -55,11 +55,10 @@ class JournalRow:
     @staticmethod
     def of(signed: Signed, received_at: str) -> JournalRow:
         envelope = signed.envelope
-        statement = pack(signed.statement.plain())
-        return JournalRow(envelope.sender, envelope.seq, signed.hash, signed.data, statement, received_at)
+        return JournalRow(envelope.sender, envelope.seq, signed.hash, signed.data, signed.said, received_at)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A check-in that is in the journal, as its receipt says it. `is_new` is False where it was there before."""
 
@@ -167,52 +166,50 @@ class Journal(Database):
         known = self._known(cursor, number, {row.device for row in rows})
         answers: list[Entry | Refused] = []
         fresh: dict[tuple[str, int], Entry] = {}
-        moved: dict[str, tuple[int, int, bytes]] = {}
+        moved: dict[int, tuple[int, int, int, int, bytes]] = {}
         entries: list[tuple[Any, ...]] = []
         bodies: list[tuple[Any, ...]] = []
-        for row in rows:
-            found = known.get(row.device)
+        for name, seq, hash_, signed, statement, received_at in rows:
+            found = known.get(name)
             if found is None or found[1] or found[2]:
                 reason = "unknown" if found is None else "withdrawn" if found[2] else "revoked"
-                answers.append(Refused(row.device, row.seq, reason, 0))
+                answers.append(Refused(name, seq, reason, 0))
                 continue
             writer, _, _, last = found
-            if row.device in moved:
-                last = moved[row.device][0]
-            if row.seq > last + 1:
-                answers.append(Refused(row.device, row.seq, "gap", last + 1))
-            elif row.seq == last + 1:
-                index, chain = index + 1, chain_next(chain, task, row.device, row.seq, row.hash)
-                entry = Entry(row.device, row.seq, index, row.hash, chain, True)
-                fresh[row.device, row.seq] = entry
-                moved[row.device] = row.seq, index, row.hash
-                entries.append((number, index, writer, row.seq, row.hash, chain, row.statement, times[row.received_at]))
-                bodies.append((number, index, row.signed))
+            if writer in moved:
+                last = moved[writer][2]
+            if seq > last + 1:
+                answers.append(Refused(name, seq, "gap", last + 1))
+            elif seq == last + 1:
+                index, chain = index + 1, chain_next(chain, task, name, seq, hash_)
+                fresh[name, seq] = entry = Entry(name, seq, index, hash_, chain, True)
+                moved[writer] = number, writer, seq, index, hash_
+                place = len(entries)
+                entries.append((number, index, writer, seq, hash_, chain, statement, times[received_at], place))
+                bodies.append((number, index, signed))
                 answers.append(entry)
             else:
-                first = fresh.get((row.device, row.seq))
+                first = fresh.get((name, seq))
                 if first is None:
-                    found = cursor.execute(sql["entry"], (number, writer, row.seq)).fetchone()
-                    first = Entry(row.device, row.seq, found[0], bytes(found[1]), bytes(found[2]), False)
-                if first.hash != row.hash:
-                    answers.append(Refused(row.device, row.seq, "other-bytes", last + 1))
+                    found = cursor.execute(sql["entry"], (number, writer, seq)).fetchone()
+                    first = Entry(name, seq, found[0], bytes(found[1]), bytes(found[2]), False)
+                if first.hash != hash_:
+                    answers.append(Refused(name, seq, "other-bytes", last + 1))
                 else:
-                    answers.append(Entry(first.device, first.seq, first.index, first.hash, first.chain, False))
+                    answers.append(replace(first, is_new=False))
         if entries:
             cursor.executemany(sql["insert"], entries)
             cursor.executemany(sql["body"], bodies)
-            moves = [(known[name][0], *move) for name, move in sorted(moved.items())]
-            cursor.executemany(sql["latest"], [(number, *move) for move in moves])
-            cursor.executemany(sql["pointer"], [(number, at, writer) for writer, _, at, _ in moves])
+            moves = [moved[writer] for writer in sorted(moved)]
+            cursor.executemany(sql["latest"], moves)
+            cursor.executemany(sql["pointer"], [(number, at, writer) for _, writer, _, at, _ in moves])
         return answers
 
     def _known(self, cursor: Any, number: int, names: set[str]) -> dict[str, tuple[int, bool, bool, int]]:
         """For each enrolled device: its number, whether it was revoked or withdrew, and its last seq in the task."""
-        if self.is_sqlite:
-            found = [cursor.execute(self._sql["device"], (number, name)).fetchone() for name in names]
-        else:
-            found = cursor.execute(self._sql["device"], (number, list(names))).fetchall()
-        return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0) for row in found if row}
+        wanted = json.dumps([*names]) if self.is_sqlite else [*names]
+        found = cursor.execute(self._sql["device"], (number, wanted)).fetchall()
+        return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0) for row in found}
 
     @property
     def _sql(self) -> Mapping[str, str]:
@@ -248,6 +245,30 @@ class Journal(Database):
         with self.reading() as connection:
             row = connection.execute(query.where(journal.c.task == task_number(connection, task))).first()
         return None if row is None else Entry(device_id, seq, row.at, row.hash, row.chain, False)
+
+    def together(self, task: bytes, index: int) -> tuple[list[Entry], int]:
+        """The entries that were committed with this one, in order, and its place among them."""
+        with self.reading() as connection:
+            number = task_number(connection, task)
+            here = (journal.c.task == number) & (journal.c.index == index)
+            place = connection.execute(sa.select(journal.c.place).where(here)).scalar()
+            if place is None:
+                raise StoreError(f"task {_short(task)} has no entry {index}. {NOTHING_WRITTEN} Name one that it has.")
+            cursor = connection.connection.cursor()
+            cursor.execute(self._sql["together"], (number, index - place, PAGE))
+            rows: list[Any] = []
+            for row in cursor.fetchall():
+                if rows and row[5] == 0:
+                    break
+                rows.append(row)
+        return [
+            Entry(name, seq, at, bytes(hash_), bytes(chain), False) for name, seq, at, hash_, chain, _ in rows
+        ], place
+
+    def entries(self, task: bytes, after_index: int = 0) -> Iterator[Entry]:
+        """Every entry after this one, oldest first, whether its body is kept or reduced."""
+        for row in self._pages(task, after_index, _AT, device.c.id, journal.c.seq, journal.c.hash, journal.c.chain):
+            yield Entry(row.id, row.seq, row.at, row.hash, row.chain, False)
 
     def tail(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
         """The index and the body of every entry after this one, oldest first. A body that was reduced is an error.
@@ -299,23 +320,20 @@ class Journal(Database):
         there.
         """
         at = after or Head(0, chain_start(task))
-        columns = _AT, journal.c.seq, journal.c.hash, journal.c.chain, device.c.id, body.c.signed
         index, chain = at.index, at.chain
         lasts: dict[str, Last] = {}
-        for row in self._pages(task, index, *columns):
-            if row.at > upto:
-                break
-            index, chain = index + 1, chain_next(chain, task, row.id, row.seq, row.hash)
-            if row.at != index:
+        for place, seq, hash_, stored, name, signed in self._chained(task, index, upto):
+            index, chain = index + 1, chain_next(chain, task, name, seq, hash_)
+            if place != index:
                 raise self._broken(task, index, "is missing")
-            if row.chain != chain:
+            if stored != chain:
                 raise self._broken(task, index, "does not continue the chain")
-            if row.signed is not None and hashlib.sha256(row.signed).digest() != row.hash:
+            if signed is not None and hashlib.sha256(signed).digest() != hash_:
                 raise self._broken(task, index, "has a body of another hash")
             if after is None:
-                if row.seq != (lasts[row.id].seq + 1 if row.id in lasts else 1):
-                    raise self._broken(task, index, f"has seq {row.seq} out of order")
-                lasts[row.id] = Last(row.seq, row.hash, row.at)
+                if seq != (lasts[name].seq + 1 if name in lasts else 1):
+                    raise self._broken(task, index, f"has seq {seq} out of order")
+                lasts[name] = Last(seq, hash_, place)
         for found in self._snapshot_heads(task):
             if at.index < found.index <= index and self._chain_at(task, found.index) != found.chain:
                 raise self._broken(task, found.index, "has a snapshot of another chain")
@@ -326,6 +344,20 @@ class Journal(Database):
             ):
                 raise self.corrupt(f"the last entries of task {_short(task)}'s devices are not those of its journal")
         return Head(index, chain)
+
+    def _chained(
+        self, task: bytes, after: int, upto: int
+    ) -> Iterator[tuple[int, int, bytes, bytes, str, bytes | None]]:
+        """Of every entry between: index, seq, hash, chain, device, body."""
+        while True:
+            with self.reading() as connection:
+                cursor = connection.connection.cursor()
+                cursor.execute(self._sql["verify"], (task_number(connection, task), after, upto, PAGE))
+                page = cursor.fetchall()
+            yield from page
+            if len(page) < PAGE:
+                return
+            after = page[-1][0]
 
     def _broken(self, task: bytes, index: int, flaw: str) -> StoreError:
         return self.corrupt(f"entry {index} of task {_short(task)}'s journal {flaw}")
@@ -422,6 +454,10 @@ class Journal(Database):
         return None if row is None else Head(row.at, row.chain)
 
     def _erase_bodies(self, number: int, upto: int) -> int:
+        """In steps of a page, each a transaction; a device's last body stays."""
+        with self.reading() as connection:
+            lasts = sa.select(device.c.last_index).where(device.c.last_task == number, device.c.last_index <= upto)
+            held = set(connection.execute(lasts).scalars())  # a last one that moves on is erased the next time
         after, gone = 0, 0
         while True:
             with self.writing() as connection:
@@ -429,13 +465,13 @@ class Journal(Database):
                 page = list(connection.execute(query.order_by(body.c.index).limit(PAGE)).scalars())
                 if not page:
                     return gone
-                after = page[-1]
-                lasts = sa.select(device.c.last_index).where(device.c.last_task == number)
-                held = set(connection.execute(lasts.where(device.c.last_index <= upto)).scalars())
                 cursor = connection.connection.cursor()
-                erased = [(number, index) for index in page if index not in held]
-                cursor.executemany(self._sql["erase"], erased)
-                gone += len(erased)
+                kept = [index for index in page if index in held]
+                for low, high in pairwise([after, *kept, page[-1] + 1]):
+                    if high - low > 1:
+                        cursor.execute(self._sql["erase"], (number, low, high))
+                gone += len(page) - len(kept)
+                after = page[-1]
 
     def export_transcript(
         self, task: bytes, read: Callable[[bytes], Signed] = open_signed
@@ -540,21 +576,30 @@ _SQLITE = {
     "head": 'select "index", chain from journal where task = ? order by "index" desc limit 1',
     "device": """
         select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq
-        from device d left join latest l on l.task = ? and l.device = d.number where d.id = ?""",
+        from device d left join latest l on l.task = ? and l.device = d.number
+        where d.id in (select value from json_each(?))""",
     "entry": 'select "index", hash, chain from journal where task = ? and device = ? and seq = ?',
     "insert": """
-        insert into journal (task, "index", device, seq, hash, chain, statement, received_at)
-        values (?, ?, ?, ?, ?, ?, ?, ?)""",
+        insert into journal (task, "index", device, seq, hash, chain, statement, received_at, place)
+        values (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "body": 'insert into body (task, "index", signed) values (?, ?, ?)',
     "latest": """
         insert into latest (task, device, seq, "index", hash) values (?, ?, ?, ?, ?)
         on conflict (task, device) do update
         set seq = excluded.seq, "index" = excluded."index", hash = excluded.hash""",
     "pointer": "update device set last_task = ?, last_index = ? where number = ?",
-    "erase": 'delete from body where task = ? and "index" = ?',
+    "erase": 'delete from body where task = ? and "index" > ? and "index" < ?',
+    "together": """
+        select d.id, j.seq, j."index", j.hash, j.chain, j.place from journal j join device d on d.number = j.device
+        where j.task = ? and j."index" >= ? order by j."index" limit ?""",
+    "verify": """
+        select j."index", j.seq, j.hash, j.chain, d.id, b.signed
+        from journal j join device d on d.number = j.device
+        left join body b on b.task = j.task and b."index" = j."index"
+        where j.task = ? and j."index" > ? and j."index" <= ? order by j."index" limit ?""",
     "last": """
         select d.id, l.seq, l.hash, l."index" from latest l join device d on d.number = l.device where l.task = ?""",
 }
 _POSTGRESQL = {name: sql.replace("?", "%s") for name, sql in _SQLITE.items()} | {
-    "device": _SQLITE["device"].replace("d.id = ?", "d.id = any(%s)").replace("?", "%s"),
+    "device": _SQLITE["device"].replace("in (select value from json_each(?))", "= any(%s)").replace("?", "%s"),
 }

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration: what this version of the library reads and writes."""
 
 STATES = ("draft", "running", "paused", "stopped")
@@ -80,6 +80,7 @@ journal = Table(
     Column("chain", LargeBinary, nullable=False),
     Column("statement", LargeBinary),  # the device's running totals; erased when it withdraws
     Column("received_at", Text, nullable=False),
+    Column("place", Integer, nullable=False, server_default="0"),  # among the entries of one commit, from 0
     PrimaryKeyConstraint("task", "index"),
     UniqueConstraint("task", "device", "seq", name="journal_once"),
     sqlite_strict=True,

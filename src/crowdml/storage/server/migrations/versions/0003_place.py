@@ -1,0 +1,15 @@
+"""Which entries were committed together: their receipts have one signature, and are given again as they were."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("journal", sa.Column("place", sa.Integer, nullable=False, server_default="0"))
