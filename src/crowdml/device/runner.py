@@ -40,7 +40,7 @@ from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
 from crowdml.storage import Budget, Charge, Ledger, Outgoing
-from crowdml.storage.ledger import ceiling
+from crowdml.storage.ledger import ceiling_of_two
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
@@ -284,7 +284,7 @@ def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int) -> 
     """
     price, before = ledger.price(charges), ledger.sample_ceiling()
     fresh = price.samples >= samples  # else some were charged before, and the two may add
-    after = ceiling([before, price.sample]) if fresh else before + price.sample
+    after = ceiling_of_two(before, price.sample) if fresh else before + price.sample
     return Statement.of(ledger.device_total() + price.device, ledger.samples_given() + price.samples, after)
 
 
@@ -330,6 +330,9 @@ class Runner:
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
         self._losses = {name: (row.loss, row.device_loss) for name, row in self._table.items()}
+        rows = [Passage(name, mechanism, mechanism.covers) for name, mechanism in self._table.items()]
+        self._dearest = charges_of(task, rows, 0, self.clock.utc(), self._losses)
+        self._dearest_at = min((charge.first_sample for charge in self._dearest), default=0)
         self._batch = protocol.batch(task)
         self._capacity = max(self._batch, int(task.protocol.get("buffer") or 10 * self._batch))
         self._buffer = Buffer(self._batch, self._capacity)
@@ -387,20 +390,26 @@ class Runner:
         while (left := self._not_before - self.clock.now()) > 0:
             await self.clock.sleep(left)
 
-    def _afford(self, serials: tuple[int, ...]) -> None:
-        """Ask the budgets before any noise is drawn, for the dearest form of the step: the whole table."""
-        rows = [Passage(name, mechanism, mechanism.covers) for name, mechanism in self._table.items()]
-        charges = charges_of(self.task, rows, serials[0], self.clock.utc(), self._losses)
-        take = len(serials) if self._lazy else 0
-        self.member.ledger.check(self.task.hash, charges, self.member.budgets, take=take)
+    def _afford(self, serials: tuple[int, ...]) -> tuple[int, ...]:
+        """The serials of a batch, if the budgets allow it the dearest form of the step: the whole table.
+
+        Asked before any noise is drawn. A batch that waits at its source would get the next serials.
+        """
+        ledger, size = self.member.ledger, len(serials)
+        with ledger.reading():
+            if self._lazy:
+                first = ledger.next_serial()
+                serials = tuple(range(first, first + size))
+            take = size if self._lazy else 0
+            ledger.check(
+                self.task.hash, self._dearest, self.member.budgets, at=serials[0] + self._dearest_at, take=take
+            )
+        return serials
 
     async def _turn(self) -> str | None:
         """One check-in, or none where the protocol says nothing; a reason where the protocol stops."""
         serials, batch = self._buffer.take()  # it waits on disk or at its source until it is charged
-        if self._lazy:
-            first = self.member.ledger.next_serial()
-            serials = tuple(range(first, first + len(serials)))
-        self._afford(serials)
+        serials = self._afford(serials)
         self._room.set()
         await self._conditions()
         await self._pause()

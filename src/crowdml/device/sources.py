@@ -114,6 +114,23 @@ class FileSource(SampleSource):
         return samples
 
 
+class DealtSource(SampleSource):
+    """A share of samples that were read together: of one device of a fleet."""
+
+    waits = True
+
+    def __init__(self, name: str, samples: list[Sample]) -> None:
+        self.name, self.taken, self._samples = name, 0, samples
+
+    async def skip(self, rows: int) -> None:
+        self.taken = min(len(self._samples), max(rows, self.taken))
+
+    async def read(self, most: int) -> list[Sample]:
+        samples = self._samples[self.taken : self.taken + most]
+        self.taken += len(samples)
+        return samples
+
+
 class LiveSource(SampleSource):
     """Rows as they come, from a thread that may block: stdin, a sensor, a function. It ends with the process."""
 
@@ -215,7 +232,8 @@ def deal_sources(spec: str, task: Task, devices: int, *, seed: int | None = None
     rows, name = list(whole.rows), str(whole.name).removesuffix("0/1")
     if len(rows) < devices:
         raise DataError(f"--source {spec} has {len(rows):,} rows, too few for {devices:,} devices.")
-    return [FileSource(f"{name}{number}/{devices}", rows[number::devices], task) for number in range(devices)]
+    samples, _ = _samples(rows, task)
+    return [DealtSource(f"{name}{number}/{devices}", samples[number::devices]) for number in range(devices)]
 
 
 def _shard(name: str, task: Task, share: Share, seed: int | None) -> Iterator[tuple[Any, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Protocol as Interface
 
 from crowdml.arrays import Array, Integers, namespace
@@ -80,7 +81,7 @@ class GridLaplace:
     def sensitivity(self) -> L1:
         return L1(Fraction(2 * self.clip))
 
-    @property
+    @cached_property
     def scale(self) -> Fraction:
         return laplace_scale(self.sensitivity.bound, self.epsilon)
 
@@ -119,7 +120,7 @@ class GridGaussian:
     def sensitivity(self) -> L2:
         return L2(Fraction(2 * self.clip))
 
-    @property
+    @cached_property
     def sigma(self) -> Fraction:
         return gaussian_sigma(self.sensitivity.bound, self.rho)  # rounded up
 
@@ -159,7 +160,7 @@ class CountLaplace:
                 f"A count moves by at least 1; a sensitivity of {self.sensitivity.bound} is too small."
             )
 
-    @property
+    @cached_property
     def scale(self) -> Fraction:
         return laplace_scale(self.sensitivity.bound, self.epsilon)
 

@@ -11,6 +11,7 @@ someone who measures this process to the microsecond may learn something of it.
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable
@@ -44,6 +45,7 @@ SHORT = 65_536
 """Entries of a table that is kept as a list too, 40 bytes each."""
 
 _ONE, _TWO = np.uint64(1), np.uint64(2)
+_LEAST, _MOST = np.int64(-(2**31)), np.int64(2**31 - 1)
 
 Words = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.int64]
@@ -219,13 +221,12 @@ def _block(scale: Fraction) -> int:
 
 
 def _size(like: Array) -> int:
-    return int(np.prod(np.shape(like), dtype=np.int64))
+    return math.prod(np.shape(like))
 
 
 def _shaped(values: Counts, like: Array) -> Integers:
     """As int32. A value outside, less likely than 2^-90000, is held at the edge, which any reader could do."""
-    edge = np.iinfo(np.int32)
-    return values.clip(edge.min, edge.max).astype(np.int32).reshape(np.shape(like))
+    return np.minimum(np.maximum(values, _LEAST), _MOST).astype(np.int32).reshape(np.shape(like))
 
 
 def _at_most(name: str, value: Fraction, largest: int) -> None:

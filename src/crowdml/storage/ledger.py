@@ -37,6 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NOTHING_SENT = "Nothing was charged and nothing was sent."
+MOST_REMEMBERED = 1024
+"""Steps, and pairs of totals, that are worked out once."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,7 @@ class Ledger:
                     f"next. {NOTHING_SENT} Look whether two processes share this ledger."
                 )
             step = _step_of(charges) if charges else None
-            self._check(task, charges, budgets, step, 0 if take is None else len(take))
+            self._check(task, charges, budgets, step, None, 0 if take is None else len(take))
             write = self._connection.execute
             self._know(task)
             if take is not None:
@@ -367,7 +369,7 @@ class Ledger:
 
     def acknowledge(self, task: bytes, seq: int, receipt: bytes | None = None) -> None:
         """The server has it: forget the bytes, keep its receipt. A second acknowledgement changes nothing."""
-        with self._transaction("immediate"):
+        with self._transaction("single"):
             done = self._connection.execute(_ACKNOWLEDGE, (receipt, self.device, task, seq))
             if not done.rowcount and not self._written(task, seq):
                 raise LedgerError(
@@ -404,13 +406,22 @@ class Ledger:
             new = sum(seen.given.missing(start + first, start + last) for first, last in step.spans)
             return Price(step.ceiling, step.device, new)
 
-    def check(self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget], *, take: int = 0) -> None:
+    def check(
+        self,
+        task: bytes,
+        charges: Sequence[Charge],
+        budgets: Iterable[Budget],
+        *,
+        at: int | None = None,
+        take: int = 0,
+    ) -> None:
         """Raise `BudgetExhausted` unless all the budgets allow this task these charges. Nothing is written.
 
-        `take` is how many serials the step would take for its samples.
+        `at` moves them: as if the first of their samples had that serial. `take` is how many serials the step would
+        take for its samples.
         """
         with self._transaction("deferred"):
-            self._check(task, charges, budgets, _step_of(charges) if charges else None, take)
+            self._check(task, charges, budgets, _step_of(charges) if charges else None, at, take)
 
     def sample_total(self, serial: int) -> Total:
         """What this sample has paid, over all tasks."""
@@ -511,11 +522,18 @@ class Ledger:
         return found.fetchone() is not None
 
     def _check(
-        self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget], step: _Step | None, take: int
+        self,
+        task: bytes,
+        charges: Sequence[Charge],
+        budgets: Iterable[Budget],
+        step: _Step | None,
+        at: int | None,
+        take: int,
     ) -> None:
         if step is None:
             return
-        name, after = _name(task), max(charge.last_sample for charge in charges)
+        start = _start(charges) if at is None else at
+        name, after = _name(task), start + step.spans[-1][1]
         stray = next((charge for charge in charges if charge.task != task), None)
         if stray is not None:
             raise LedgerError(
@@ -534,14 +552,14 @@ class Ledger:
                 "Set one with `crowdml budget set`."
             )
         for budget in held:
-            self._check_one(name, charges, budget, step)
+            self._check_one(name, start, budget, step)
 
-    def _check_one(self, name: str, charges: Sequence[Charge], budget: Budget, step: _Step) -> None:
+    def _check_one(self, name: str, start: int, budget: Budget, step: _Step) -> None:
         if budget.task is None:
             whose, remedy = "of your budget for all tasks", "Raise it with `crowdml budget set`, or leave the task."
         else:
             whose, remedy = "of what the task itself may take", "Wait for new samples, or leave the task."
-        seen, start = self._seen_by(budget.task), _start(charges)
+        seen = self._seen_by(budget.task)
         spans = [(start + first, start + last) for first, last in step.spans]
 
         new, samples_left = sum(seen.given.missing(*span) for span in spans), budget.samples - seen.given.size
@@ -557,7 +575,8 @@ class Ledger:
             top, allowed = step.verdict(budget.sample_filter)
         else:
             before = [priced for span in spans for priced in self._spans(budget.task, *span)]
-            start, shape = _shape([*before, *map(_priced, charges)])
+            own = [(start + first, start + last, total) for first, last, total in step.shape]
+            start, shape = _shape([*before, *own])
             top, allowed = _verdict(shape, budget.sample_filter)
         if not allowed:
             top = top[0] + start, top[1]
@@ -691,14 +710,17 @@ class Ledger:
                 os.close(folder)
 
     @contextlib.contextmanager
-    def _transaction(self, kind: Literal["deferred", "immediate"]) -> Generator[None]:
-        """One transaction; inside `together`, a part of it that succeeds or fails by itself."""
+    def _transaction(self, kind: Literal["deferred", "immediate", "single"]) -> Generator[None]:
+        """One transaction; inside `together`, a part of it that succeeds or fails by itself.
+
+        What only reads (`deferred`) or makes a single change (`single`) has nothing to undo there.
+        """
         with self._explained():
             inner = self._connection.in_transaction
-            if inner and kind == "deferred":  # what only reads has nothing to undo
+            if inner and kind != "immediate":
                 yield
                 return
-            begin, end, undo = f"begin {kind}", "commit", ("rollback",)
+            begin, end, undo = "begin deferred" if kind == "deferred" else "begin immediate", "commit", ("rollback",)
             if inner:
                 begin, end, undo = "savepoint step", "release step", ("rollback to step", "release step")
             self._connection.execute(begin)
@@ -712,7 +734,7 @@ class Ledger:
                     with contextlib.suppress(sqlite3.Error):  # what was not committed is gone either way
                         for statement in undo:
                             self._connection.execute(statement)
-                if kind == "immediate":  # what is remembered may not have been written
+                if kind != "deferred":  # what is remembered may not have been written
                     self._memory = _Memory()
                     self._shared.tasks.clear()
                 raise
@@ -868,6 +890,19 @@ def _renyi_at(total: Total, order: int) -> Fraction | None:
     return next((value for listed, value in zip(total.orders, total.values, strict=True) if listed >= order), None)
 
 
+_ceilings: dict[tuple[int, int], tuple[Total, Total, Total]] = {}
+
+
+def ceiling_of_two(one: Total, other: Total) -> Total:
+    """`ceiling([one, other])`, remembered by identity: a device asks about the same two at every step."""
+    found = _ceilings.get((id(one), id(other)))
+    if found is None:
+        if len(_ceilings) >= MOST_REMEMBERED:
+            _ceilings.clear()
+        found = _ceilings[id(one), id(other)] = one, other, ceiling([one, other])
+    return found[2]
+
+
 Shape = tuple[Priced, ...]
 """Spans from 0 on. Check-ins of one task look alike, so what is worked out of one serves for the next."""
 
@@ -924,7 +959,6 @@ class _Step:
 
 
 _steps: dict[tuple[int, ...], _Step] = {}
-MOST_REMEMBERED = 1024
 
 
 def _step_of(charges: Sequence[Charge]) -> _Step:
