@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import sqlalchemy as sa
 
 from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
@@ -26,7 +25,7 @@ from crowdml.storage.server.schema import (
     task,
 )
 from crowdml.storage.server.store import Device, Store
-from crowdml.wire.statements import Statement
+from crowdml.wire.statements import Statement, open_statement
 
 __all__ = [
     "DeviceRow",
@@ -215,7 +214,7 @@ def spent_statements(store: Store, most: int = 2_000) -> tuple[int, list[Stateme
 
 
 def _statement(packed: bytes | None) -> Statement | None:
-    return None if packed is None else Statement.of_plain(msgpack.unpackb(packed))
+    return None if packed is None else open_statement(packed)
 
 
 # How fast check-ins come
