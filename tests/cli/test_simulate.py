@@ -1,4 +1,4 @@
-"""`crowdml simulate`, `demo`, `data`, `reproduce`, `ledger`, `bench` in this process."""
+"""`crowdml simulate`, `data`, `reproduce`, `ledger`, `bench` in this process."""
 
 from __future__ import annotations
 
@@ -96,22 +96,6 @@ def test_a_run_without_noise_says_null_and_not_infinity(tmp_path: Path):
     found = crowdml("simulate", str(path), "--data", "digits012", "--seed", "1", "--json", "-").json
     assert found["epsilon_sample"] is None
     assert found["accuracy"] > 0.9
-
-
-def test_the_demo_prints_every_key_that_the_design_names(tmp_path: Path):
-    plot = tmp_path / "demo.png"
-    answer = crowdml("demo", "--trials", "2", "--plot", str(plot), "--json", "-")
-    found = answer.json
-    assert list(found)[:13] == [
-        "accuracy", "epsilon_sample", "epsilon_device", "delta", "devices", "check_ins", "acknowledged",
-        "lost", "counted_twice", "bytes_up", "bytes_down", "restarts", "seconds",
-    ]  # fmt: skip
-    assert found["simulated"] is True
-    assert found["acknowledged"] == found["check_ins"]
-    assert found["epsilon_sample"] <= 4 < found["epsilon_device"]
-    assert found["alone"] < found["accuracy_mean"] < found["centralised"]
-    assert plot.read_bytes()[:4] == b"\x89PNG"
-    assert "ε of the dearest device" in answer.err
 
 
 def test_data_lists_every_data_set():

@@ -19,6 +19,8 @@ class Curve:
     trials: Any
     levels: tuple[tuple[str, float], ...] = ()
     chance: float | None = None
+    simulated: tuple[Any, Any] | None = None
+    """Check-ins [m] and trials [S, m] of simulated crowds, for the spread of one real run."""
 
 
 def draw(path: Path, heading: str, curves: list[Curve]) -> None:
@@ -30,15 +32,12 @@ def draw(path: Path, heading: str, curves: list[Curve]) -> None:
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
     for place, curve in enumerate(curves, start=1):
         axes = figure.add_subplot(1, len(curves), place)
-        count = len(curve.trials)
+        x, trials = curve.simulated or (curve.x, curve.trials)
+        count, what = len(trials), "simulated" if curve.simulated else "trials"
         if count > 1:
-            low, high = curve.trials.min(0), curve.trials.max(0)
-            axes.fill_between(
-                curve.x, low, high, color=COLOURS[0], alpha=0.15, lw=0, label=f"lowest to highest of {count}"
-            )
-            axes.plot(
-                curve.x, curve.trials.mean(0), color=COLOURS[0], lw=1, ls=(0, (4, 2)), label=f"mean of {count} trials"
-            )
+            low, high = trials.min(0), trials.max(0)
+            axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.15, lw=0, label=f"lowest to highest of {count}")
+            axes.plot(x, trials.mean(0), color=COLOURS[0], lw=1, ls=(0, (4, 2)), label=f"mean of {count} {what}")
         axes.plot(curve.x, curve.trials[0], color=COLOURS[0], lw=2, marker="o", ms=3.5, label="the crowd, this run")
         for (name, level), colour in zip(curve.levels, COLOURS[1:], strict=False):
             axes.axhline(level, color=colour, lw=1.6, label=f"{name}: {level:.2f}")

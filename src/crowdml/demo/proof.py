@@ -1,0 +1,87 @@
+"""That nothing was lost: what devices hold in their hands, against the journal, against the published weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crowdml.protocols.sgd import plan
+from crowdml.server.runner import Fold
+from crowdml.server.transcript import replay, write_transcript
+from crowdml.storage.server import Store
+from crowdml.task import Task
+from crowdml.wire.envelopes import open_signed
+from crowdml.wire.receipts import Receipt
+
+__all__ = ["Proof", "prove"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """`lost`: receipts whose check-in is not in the journal at the place that they name. `counted_twice`: entries of
+    the journal beyond the first of one check-in. `unsigned`: receipts that the server's key did not sign."""
+
+    journalled: int
+    acknowledged: int
+    lost: int
+    counted_twice: int
+    unsigned: int
+    same_bits: bool
+    """Whether the journal folded again, from nothing, gives the publication that the server offers, byte for byte."""
+    sha256: str
+    """Of the publication."""
+    accuracy: tuple[float, ...]
+    """On the held-out digits before any check-in, after the first, and so on."""
+
+    @property
+    def holds(self) -> bool:
+        return not (self.lost or self.counted_twice or self.unsigned) and self.same_bits
+
+
+def prove(
+    database: Path,
+    task: Task,
+    receipts: Sequence[Receipt],
+    server_key: bytes,
+    published: bytes,
+    transcript: Path,
+    x: Any,
+    y: Any,
+) -> Proof:
+    """Hold the three against one another. The chain of hashes over the journal is verified on the way."""
+    with Store(database) as store:
+        store.verify_chain(task.hash)
+        entries = [(entry.device, entry.seq, entry.hash, entry.index) for entry in store.entries(task.hash)]
+        with transcript.open("wb") as file:
+            write_transcript(store, task.hash, file)
+        bodies = [signed for _, signed in store.tail(task.hash)]
+    again = replay(transcript)
+    return Proof(
+        journalled=len(entries),
+        acknowledged=len(receipts),
+        lost=len({(each.device, each.seq, each.hash, each.index) for each in receipts} - set(entries)),
+        counted_twice=_beyond_first((device, seq) for device, seq, *_ in entries),
+        unsigned=sum(not each.verify(server_key) for each in receipts),
+        same_bits=again.body == published,
+        sha256=again.hash,
+        accuracy=tuple(_curve(task, bodies, x, y)),
+    )
+
+
+def _beyond_first(things: Iterable[tuple[str, int]]) -> int:
+    return sum(count - 1 for count in Counter(things).values())
+
+
+def _curve(task: Task, bodies: Sequence[bytes], x: Any, y: Any) -> list[float]:
+    fold, model = Fold(task), plan(task).model
+    found = [float(np.mean(model.predict(fold.weights, x) == y))]
+    for data in bodies:
+        envelope = open_signed(data).envelope
+        fold.apply(fold.read(envelope.kind, envelope.body), envelope.sender)
+        found.append(float(np.mean(model.predict(fold.weights, x) == y)))
+    return found

@@ -1,0 +1,180 @@
+"""`crowdml demo`: a small run of the real thing, with its server process, its devices and its kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import refused
+
+from crowdml.cli.demo import panel
+from crowdml.cli.task import find_task
+from crowdml.demo.digits import deal, moments
+from crowdml.demo.loop import View
+from crowdml.demo.proof import prove
+from crowdml.errors import DataError
+
+KEYS = [
+    "accuracy", "epsilon_sample", "epsilon_device", "delta", "devices", "check_ins", "acknowledged",
+    "lost", "counted_twice", "bytes_up", "bytes_down", "restarts", "seconds",
+]  # fmt: skip
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "crowdml.cli", "demo", "--plot", "demo.png", *options]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "100"}
+
+
+def run(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        command("--json", "-", *options),
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1, "stdout carries one JSON object and nothing else"
+    return json.loads(done.stdout), done.stderr
+
+
+def test_a_small_demo_kills_its_server_and_loses_nothing(tmp_path: Path) -> None:
+    found, said = run(tmp_path, "--devices", "10", "--seconds", "3", "--trials", "0")
+    assert list(found)[: len(KEYS)] == KEYS
+    assert (found["devices"], found["check_ins"], found["acknowledged"]) == (10, 10, 10)
+    assert (found["lost"], found["counted_twice"], found["unsigned"], found["restarts"]) == (0, 0, 0, 1)
+    assert found["same_bits"] is True
+    assert found["epsilon_sample"] <= 4 < found["epsilon_device"]
+    assert found["bytes_up"] > 0
+    assert found["bytes_down"] > 0
+    assert "Killed the server with -9" in said
+    assert "bit for bit" in said
+    assert "Traceback" not in said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["demo.png"], "nothing else stays behind"
+
+
+@pytest.mark.slow
+def test_the_whole_demo_learns_nearly_as_well_as_its_simulations(tmp_path: Path) -> None:
+    found, _ = run(tmp_path)
+    assert (found["devices"], found["lost"], found["counted_twice"], found["restarts"]) == (100, 0, 0, 1)
+    assert found["accuracy"] > 0.65  # 0.88 on average, 0.73 at the lowest of forty
+    assert found["alone"] < found["simulated"]["accuracy"] < found["centralised"]
+    assert found["ten_digits"]["accuracy"] < found["simulated"]["accuracy"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_demo_takes_its_server_and_its_folder_with_it(tmp_path: Path, how: signal.Signals) -> None:
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", heed, *command("--seconds", "600", "--devices", "5")],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    while "Portal:" not in (line := child.stderr.readline()):
+        assert line, "it ended before it began"
+    (folder,) = tmp_path.glob("crowdml-demo-*")
+    child.send_signal(how)
+    _, rest = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith("crowdml-demo")]
+    assert not _processes_of(folder)
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Command lines of processes that name this folder."""
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
+    return [line.decode(errors="replace") for line in lines if str(folder).encode() in line]
+
+
+def test_more_devices_than_digits_are_refused_with_both_numbers() -> None:
+    with pytest.raises(DataError, match=r"120 devices .* 480 digits, and there are 429"):
+        deal(find_task("demo"), 120, 4, 1)
+    assert "cannot be written" in refused("demo", "--json", "/dev/null/x.json")
+
+
+def test_digits_are_dealt_out_without_one_that_two_devices_hold() -> None:
+    digits = deal(find_task("demo"), 100, 4, 1)
+    held = [row for device in range(100) for row in digits.population.held_by(device)[:4].tolist()]
+    assert len(held) == len(set(held)) == 400
+    assert all(len({y for _, y in digits.held_by(device)}) <= 2 for device in range(100))
+
+
+def test_devices_sense_their_last_digits_evenly_over_the_time() -> None:
+    found = moments(10, 4, 5.0, seed=3)
+    assert all(len(each) == 4 and each == sorted(each) for each in found)
+    assert sorted(each[-1] for each in found) == [0.5 * (number + 1) for number in range(10)]
+
+
+@pytest.mark.parametrize("state", ["starting", "serving", "killed with -9"])
+def test_the_live_view_shows_progress_prices_and_the_portals_address(state: str) -> None:
+    import io
+
+    from rich.console import Console
+
+    seen = View(state, 13.0, 100, 100, 53, 6, 0.83, 4.0, 20.49, 1e-6, 94_000, 101_000, 0, 7, "http://127.0.0.1:1/")
+    console = Console(file=io.StringIO(), width=90)
+    console.print(panel(seen))
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    for part in ("53 of 100", "0.83", "20.49", "94 kB, 101 kB", state, "http://127.0.0.1:1/", "6 charged"):
+        assert part in text
+    assert "…" not in text
+
+
+def test_the_proof_sees_a_check_in_that_is_lost_and_one_that_is_counted_twice(tmp_path: Path) -> None:
+    """On a journal of our own: a receipt that names another place is lost, and so is one for other bytes."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from crowdml.messages import SERVER, encode
+    from crowdml.privacy.losses import Total
+    from crowdml.privacy.private import RECEIVED, Release
+    from crowdml.protocols import settled
+    from crowdml.protocols.sgd import Gradient
+    from crowdml.server.runner import TaskRunner
+    from crowdml.storage.server import Store
+    from crowdml.wire.envelopes import Envelope, open_signed, sign
+    from crowdml.wire.keys import Key
+    from crowdml.wire.receipts import open_receipt
+    from crowdml.wire.statements import Statement
+
+    pytest.importorskip("sklearn")
+    task, server, device = settled(find_task("demo")), Key.generate(), Key.generate()
+    now = "2026-01-01T00:00:00+00:00"
+    with Store(tmp_path / "server.sqlite") as store:
+        store.add_task(task.canonical, task.name, now, "running")
+        store.invite(b"c" * 32, uses=1, at=now)
+        store.enrol(b"c" * 32, device.public, now)
+        runner = TaskRunner(store, task.canonical, server, lambda: now)
+        body = encode(Gradient(Release(np.ones((64, 3), np.int32), RECEIVED), None, None, np.int32(0)))
+        envelope = Envelope(task.hash, device.id, frozenset((SERVER,)), 1, "sgd/gradient/1", body)
+        data = sign(envelope, Statement.of(Total(), 4, Total()), device)
+        ((status, receipt),) = runner.accept([open_signed(data)])  # pyright: ignore[reportAssignmentType]
+        published = runner.offer.body
+    assert status == 202
+    good = open_receipt(receipt)
+    digits = deal(task, 10, 4, 1)
+    rest = (server.public, published, tmp_path / "transcript", digits.x_test, digits.y_test)
+    proof = prove(tmp_path / "server.sqlite", task, [good], *rest)
+    assert proof.holds
+    assert (proof.journalled, proof.acknowledged, len(proof.accuracy)) == (1, 1, 2)
+    for forged in (replace(good, index=2), replace(good, hash=b"x" * 32), replace(good, seq=2)):
+        broken = prove(tmp_path / "server.sqlite", task, [good, forged], *rest)
+        assert (broken.lost, broken.unsigned, broken.holds) == (1, 1, False)
+    assert not prove(tmp_path / "server.sqlite", task, [good], rest[0], published + b"x", *rest[2:]).same_bits
