@@ -91,9 +91,8 @@ def add_stream(vector: Array, keys: Iterable[tuple[bytes, int]]) -> None:
     A key serves one vector only, so its counter starts at zero.
     """
     zeros = bytes(vector.nbytes)
-    buffer = np.empty(vector.nbytes + 15, np.uint8)  # update_into wants room for a block
-    room = memoryview(buffer)
-    stream = buffer[: vector.nbytes].view(vector.dtype)
+    buffer = bytearray(vector.nbytes + 15)  # update_into wants room for a block
+    stream = np.frombuffer(buffer, vector.dtype, vector.size)
     for key, sign in keys:
-        Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into(zeros, room)
+        Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into(zeros, buffer)
         (np.add if sign > 0 else np.subtract)(vector, stream, out=vector)
