@@ -110,3 +110,30 @@ def test_new_writes_a_task_that_check_accepts_and_never_overwrites(tmp_path: Pat
     assert path.read_bytes() == before
     assert "nonsense" in refused("task", "new", str(tmp_path / "b.toml"), "--from", "nonsense")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["study.toml"]
+
+
+def test_a_task_is_started_closed_listed_and_opened_again_on_a_servers_folder(tmp_path: Path):
+    from crowdml.server.serve import DATABASE
+    from crowdml.storage.server import Store
+
+    folder = ("--folder", str(tmp_path))
+    assert "no server in" in refused("task", "list", *folder)
+    with Store(tmp_path / DATABASE):
+        pass
+    assert crowdml("task", "list", *folder, "--json", "-").json == {"tasks": []}
+    said = crowdml("task", "start", "demo", "--closed", *folder, "--json", "-").json
+    assert (said["state"], said["closed"]) == ("running", True)
+    (row,) = crowdml("task", "list", *folder, "--json", "-").json["tasks"]
+    assert row == {
+        "name": "demo",
+        "hash": said["hash"],
+        "state": "running",
+        "closed": True,
+        "check_ins": 0,
+        "devices": 0,
+    }
+    assert "those who joined" in crowdml("task", "list", *folder).out
+    assert crowdml("task", "stop", "demo", "--pause", *folder, "--json", "-").json["state"] == "paused"
+    again = crowdml("task", "start", "demo", *folder, "--json", "-").json
+    assert (again["state"], again["closed"]) == ("running", True), "going on leaves who may read as it was"
+    assert crowdml("task", "start", "demo", "--open", *folder, "--json", "-").json["closed"] is False

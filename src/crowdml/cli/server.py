@@ -44,8 +44,13 @@ def open_store(folder: Path, database: str | None) -> Store:
 
 @task.command("start")
 @click.argument("name", metavar="TASK")
+@click.option(
+    "--closed/--open",
+    default=None,
+    help="Whether only devices that joined may read the model and the task. Left out: as it was; open at first.",
+)
 @store_options
-def start(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
+def start(name: str, closed: bool | None, folder: Path, database: str | None, json_path: str | None) -> None:
     """Host TASK (a file, or a shipped name), or go on with one that stands still. A running server notices at once."""
     from crowdml.protocols import settled
     from crowdml.server.export import find_hash
@@ -59,9 +64,9 @@ def start(name: str, folder: Path, database: str | None, json_path: str | None) 
             return find_hash(store, name)
         given = settled(find_task(name))
         check_hosted(given)
-        return store.add_task(given.canonical, given.name, utc_now(), "running")
+        return store.add_task(given.canonical, given.name, utc_now(), "draft")
 
-    _change("running", host, folder, database, json_path)
+    _change("running", host, folder, database, json_path, closed)
 
 
 @task.command("stop")
@@ -76,24 +81,34 @@ def stop(name: str, pause: bool, folder: Path, database: str | None, json_path: 
 
 
 def _change(
-    state: State, find: Callable[[Store], bytes], folder: Path, database: str | None, json_path: str | None
+    state: State,
+    find: Callable[[Store], bytes],
+    folder: Path,
+    database: str | None,
+    json_path: str | None,
+    closed: bool | None = None,
 ) -> None:
     from crowdml.server.hub import utc_now
 
     report = Report(json_path)
     with open_store(folder, database) as store:
         hash_ = find(store)
+        if closed is not None:  # before it runs: a closed task is never open, not even for a moment
+            store.set_closed(hash_, closed, utc_now())
+            store.record("closed" if closed else "opened", utc_now(), "by the command line", hash_)
         store.set_state(hash_, state, utc_now())
         store.record(state, utc_now(), "by the command line", hash_)
         found = store.task(hash_)
     assert found is not None
-    report.line(f"Task {found.name} ({hash_.hex()[:12]}) is {state}.")
-    report.finish({"name": found.name, "hash": hash_.hex(), "state": state})
+    whom = ", for those who joined it alone" if found.closed else ""
+    report.line(f"Task {found.name} ({hash_.hex()[:12]}) is {state}{whom}.")
+    report.finish({"name": found.name, "hash": hash_.hex(), "state": state, "closed": found.closed})
 
 
 @task.command("export")
 @click.argument("name", metavar="TASK")
 @click.option("--model", "model_path", metavar="FILE.safetensors", default=None, help="The weights, and a card beside.")
+@click.option("--onnx", "onnx_path", metavar="FILE.onnx", default=None, help="The model as ONNX, and a card beside.")
 @click.option(
     "--transcript", "transcript_path", metavar="FILE", default=None, help="What `crowdml replay` folds again."
 )
@@ -101,6 +116,7 @@ def _change(
 def export(
     name: str,
     model_path: str | None,
+    onnx_path: str | None,
     transcript_path: str | None,
     folder: Path,
     database: str | None,
@@ -110,19 +126,22 @@ def export(
     from crowdml.server.export import export_model, find_hash, write_model
     from crowdml.server.transcript import write_transcript
 
-    if model_path is None and transcript_path is None:
-        raise OutputError("Nothing to export: name a file with --model, --transcript or both.")
-    if model_path is not None and not model_path.endswith(".safetensors"):
-        raise OutputError(f"{model_path}: a model file ends in .safetensors.")
+    if model_path is None and onnx_path is None and transcript_path is None:
+        raise OutputError("Nothing to export: name a file with --model, --onnx, --transcript or several of them.")
+    for path, ending in ((model_path, ".safetensors"), (onnx_path, ".onnx")):
+        if path is not None and not path.endswith(ending):
+            raise OutputError(f"{path}: this model file ends in {ending}.")
+    models = [path for path in (model_path, onnx_path) if path is not None]
     report = Report(json_path)
     result: dict[str, Any] = {}
     with open_store(folder, database) as store:
         hash_ = find_hash(store, name)
-        if model_path is not None:
+        if models:
             model = export_model(store, hash_)
-            card = write_model(model, Path(model_path), whole_file)
-            report.line(f"Model: {model_path}, version {model.version}; its card: {card}")
-            result |= {"model": model_path, "card": str(card), "version": model.version, "check_ins": model.check_ins,
+            card = write_model(model, [Path(path) for path in models], whole_file)
+            report.line(f"Model: {', '.join(models)}, version {model.version}; its card: {card}")
+            result |= {"model": model_path, "onnx": onnx_path, "card": str(card), "version": model.version,
+                       "check_ins": model.check_ins,
                        "devices": model.devices, "epsilon_sample": model.sample_epsilon,
                        "epsilon_device": model.device_epsilon, "delta": model.task.privacy.delta}  # fmt: skip
         if transcript_path is not None:

@@ -44,13 +44,20 @@ def task() -> None:
 
 
 @task.command("list")
+@click.option(
+    "--folder", default=None, type=click.Path(path_type=Path), help="Of a server: list the tasks that it hosts instead."
+)
+@click.option("--database", default=None, help="A server's database elsewhere: postgresql://...")
 @json_option
-def list_(json_path: str | None) -> None:
-    """List the tasks that are shipped."""
+def list_(folder: Path | None, database: str | None, json_path: str | None) -> None:
+    """List the tasks that are shipped, or those that a server hosts."""
     from crowdml.protocol import quote
     from crowdml.protocols import find
 
     report = Report(json_path)
+    if folder is not None or database is not None:
+        _list_hosted(report, folder, database)
+        return
     table = make_table("task", "title", "classes", "sample ε", numbers=False)
     rows: list[dict[str, Any]] = []
     for name in shipped():
@@ -58,6 +65,22 @@ def list_(json_path: str | None) -> None:
         price = quote(find(each), each)
         rows.append({"name": name, "title": each.title, "hash": each.hash.hex(), "epsilon": price.sample_epsilon()})
         table.add_row(name, each.title, str(each.classes or "number"), epsilon_text(price.sample_epsilon()))
+    report.print(table)
+    report.finish({"tasks": rows})
+
+
+def _list_hosted(report: Report, folder: Path | None, database: str | None) -> None:
+    from crowdml.cli.server import open_store
+
+    table = make_table("task", "hash", "state", "read by", "check-ins", "devices", numbers=False)
+    rows: list[dict[str, Any]] = []
+    with open_store(folder or Path("crowdml-server"), database) as store:
+        for each in store.tasks():
+            check_ins, devices = store.head(each.hash).index, len(store.last_seq(each.hash))
+            rows.append({"name": each.name, "hash": each.hash.hex(), "state": each.state, "closed": each.closed,
+                         "check_ins": check_ins, "devices": devices})  # fmt: skip
+            whom = "those who joined" if each.closed else "anyone"
+            table.add_row(each.name, each.hash.hex()[:12], each.state, whom, f"{check_ins:,}", f"{devices:,}")
     report.print(table)
     report.finish({"tasks": rows})
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from crowdml.datasets import load
 from crowdml.datasets.populations import Population, by_class
@@ -53,10 +54,9 @@ def deal(task: Task, devices: int, each: int, seed: int) -> Digits:
 
 def moments(devices: int, each: int, seconds: float, seed: int) -> list[list[float]]:
     """When each device senses each of its digits, from 0 to `seconds`; the crowd's last digits come evenly."""
-    chance = random.Random(seed)
-    ends = [seconds * (number + 1) / devices for number in range(devices)]
-    chance.shuffle(ends)
-    return [sorted([end * chance.random() for _ in range(each - 1)] + [end]) for end in ends]
+    chance = np.random.default_rng(seed)
+    ends = chance.permutation([seconds * (number + 1) / devices for number in range(devices)]).tolist()
+    return [[*sorted((end * chance.random(each - 1)).tolist()), end] for end in ends]
 
 
 class TimedSource(FileSource):

@@ -1,9 +1,10 @@
-"""A task's model as files that others can use: safetensors, and a card that says what was promised to whom."""
+"""A task's model as files that others can use: safetensors, ONNX, and a card that says what was promised to whom."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,20 +69,34 @@ def safetensors(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
 
 
 def model_file(model: Exported) -> bytes:
+    """As safetensors: one tensor, `weights`."""
+    return safetensors({"weights": model.weights}, _metadata(model))
+
+
+def onnx_file(model: Exported) -> bytes:
+    """As ONNX: from what a device senses to the answer (`crowdml.server.graph`)."""
+    from crowdml.server.graph import make_onnx
+
+    return make_onnx(model.task, model.weights, _metadata(model))
+
+
+def _metadata(model: Exported) -> dict[str, str]:
     task = model.task
-    metadata = {
+    return {
         "format": "crowdml/model/1",
         "task": task.hash.hex(),
         "name": task.name,
         "model": str(task.model["kind"]),
         "classes": json.dumps(list(task.labels.classes)),
         "version": str(model.version),
+        "epsilon_sample": _epsilon(model.sample_epsilon),
+        "epsilon_device": _epsilon(model.device_epsilon),
+        "delta": f"{task.privacy.delta:g}",
     }
-    return safetensors({"weights": model.weights}, metadata)
 
 
-def model_card(model: Exported, file: str) -> str:
-    """Markdown: what the model is, what was promised to whom, and how to use it."""
+def model_card(model: Exported, *files: str) -> str:
+    """Markdown: what the model is, what was promised to whom, and how to use each of its files."""
     from crowdml.protocols import find
 
     task = model.task
@@ -89,6 +104,8 @@ def model_card(model: Exported, file: str) -> str:
     observers = ", ".join(sorted({row.mechanism.observer.value for row in rows}))
     adjacencies = ", ".join(sorted({row.mechanism.sensitivity.adjacency.value for row in rows}))
     leaves = "\n".join(f"| {row.row} | {row.mechanism.kind} | `{row.loss}` | {row.mechanism.promise} |" for row in rows)
+    norm = task.features.norm
+    use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
     return f"""# {task.title or task.name}
 
 {task.purpose}
@@ -97,7 +114,7 @@ def model_card(model: Exported, file: str) -> str:
 |---|---|
 | task | `{task.name}`, SHA-256 `{task.hash.hex()}` |
 | model | {task.model["kind"]}, {" x ".join(map(str, model.weights.shape))} weights, version {model.version} |
-| features | {task.features.dimension}, {task.features.norm.kind} norm at most {float(task.features.norm.bound):g} |
+| features | {task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g} |
 | labels | {", ".join(task.labels.classes) or "a number"} |
 | made of | {model.check_ins:,} check-ins of {model.devices:,} devices |
 
@@ -121,27 +138,45 @@ What left, each with noise that its own device drew:
 
 ## Use
 
-```python
-{snippet(model, file)}
-```
-"""
+{use}"""
 
 
 def snippet(model: Exported, file: str) -> str:
-    """Five lines that load the file and predict, with NumPy alone. x has one row a sample."""
-    kind = model.task.model["kind"]
-    dimension, labels = model.task.features.dimension, model.task.labels.classes
+    """Five lines that load the file and predict: with NumPy alone, or with onnxruntime where the file is .onnx."""
+    return _onnx_snippet(model, file) if file.endswith(".onnx") else _numpy_snippet(model, file)
+
+
+def _numpy_snippet(model: Exported, file: str) -> str:
+    task = model.task
+    order, bound = 1 if task.features.norm.kind == "l1" else 2, float(task.features.norm.bound)
     last = {
-        "softmax": f"np.array({list(labels)})[(x @ weights).argmax(1)]",
+        "softmax": f"np.array({list(task.labels.classes)})[(x @ weights).argmax(1)]",
         "linear": "x @ weights",
-    }.get(str(kind), f"np.array({list(labels)})[(x @ weights > 0).astype(int)]")
+    }.get(str(task.model["kind"]), f"np.array({list(task.labels.classes)})[(x @ weights > 0).astype(int)]")
     return "\n".join(
         (
             "import json, numpy as np",
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
-            f"x = np.zeros((1, {dimension}))  # a row a sample",
-            f"print({last})",
+            f"x = np.zeros((1, {task.features.dimension}))  # a row a sample; long ones are shrunk, as on a device:",
+            f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
+        )
+    )
+
+
+def _onnx_snippet(model: Exported, file: str) -> str:
+    task = model.task
+    spectrum = task.features.kind == "accelerometer-spectrum"
+    name, shape = ("acceleration", "(1, 64, 3)") if spectrum else ("x", f"(1, {task.features.dimension})")
+    kind = str(task.model["kind"])
+    answer = "answer[0]" if kind == "linear" else f"np.array({list(task.labels.classes)})[answer[0]]"
+    return "\n".join(
+        (
+            "import numpy as np, onnxruntime",
+            f'model = onnxruntime.InferenceSession("{file}")',
+            f"x = np.zeros({shape}, np.float32)  # {'a window' if spectrum else 'a row'} a sample",
+            f'answer = model.run(None, {{"{name}": x}})',
+            f"print({answer})",
         )
     )
 
@@ -162,11 +197,12 @@ def find_hash(store: Store, name: str) -> bytes:
     raise DataError(f"{how} called {name!r}. There are: {names}. Name one, or begin its hash.")
 
 
-def write_model(model: Exported, path: Path, write: Any) -> Path:
-    """The model and its card beside it; the card's path."""
-    card = path.with_suffix(".md")
-    with write(path) as draft:
-        draft.write_bytes(model_file(model))
+def write_model(model: Exported, paths: Sequence[Path], write: Any) -> Path:
+    """The model, in the format that each path's ending names, and its card beside the first; the card's path."""
+    for path in paths:
+        with write(path) as draft:
+            draft.write_bytes(onnx_file(model) if path.suffix == ".onnx" else model_file(model))
+    card = paths[0].with_suffix(".md")
     with write(card) as draft:
-        draft.write_text(model_card(model, path.name), encoding="utf-8")
+        draft.write_text(model_card(model, *(path.name for path in paths)), encoding="utf-8")
     return card

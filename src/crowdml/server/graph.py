@@ -1,0 +1,121 @@
+"""A task's model as ONNX: what a device computes before learning, the scores, and the answer, in one graph.
+
+Inputs: `x` [n, d] float32, a row a sample; for `accelerometer-spectrum` instead `acceleration` [n, 64, 3], windows of
+3.2 s at 20 Hz. Rows outside the ball of the task's features are shrunk onto it, and a row with an entry that is not
+finite becomes the zero row, as on a device.
+
+Outputs: softmax and logistic: `label` [n] int64, an index into the names in the metadata, and `probabilities` [n, c].
+svm: `label` and `scores` [n], positive for the second class. linear: `prediction` [n].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from crowdml.errors import CrowdmlError, TaskError
+from crowdml.features.spectrum import BINS
+from crowdml.task import Task
+
+__all__ = ["make_onnx"]
+
+OPSET, IR = 17, 8
+"""Of 2022: old enough for runtimes in the field."""
+
+
+class NotInstalled(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """A package of an extra is missing."""
+
+
+def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
+    """The graph of a model with these weights, checked by ONNX itself. Strings of `metadata` go with it."""
+    try:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError as error:
+        raise NotInstalled(
+            "A model is written as ONNX by the package onnx, which is not installed. Run `pip install "
+            "'crowdml[server]'`, or export the model as .safetensors, which needs nothing."
+        ) from error
+    kind, classes = str(task.model["kind"]), list(task.labels.classes)
+    if kind not in ("softmax", "logistic", "svm", "linear"):
+        raise TaskError(f"model.kind = {kind!r}: it cannot be written as ONNX. Export it as .safetensors.")
+    nodes: list[Any] = []
+    constants: dict[str, Any] = {"weights": np.asarray(weights, np.float32)}
+
+    def add(operation: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(operation, inputs, [output], **attributes))
+        return output
+
+    if task.features.kind == "accelerometer-spectrum":
+        entry = helper.make_tensor_value_info("acceleration", TensorProto.FLOAT, ["n", BINS, 3])
+        rows = _spectrum(add, constants)
+    else:
+        entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", task.features.dimension])
+        rows = "x"
+    scores = add("MatMul", [_into_ball(add, constants, rows, task), "weights"], "raw")
+    outputs = _answers(add, constants, kind, scores)
+    kinds = {"label": (TensorProto.INT64, ["n"]), "probabilities": (TensorProto.FLOAT, ["n", len(classes)]),
+             "scores": (TensorProto.FLOAT, ["n"]), "prediction": (TensorProto.FLOAT, ["n"])}  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        task.name,
+        [entry],
+        [helper.make_tensor_value_info(name, *kinds[name]) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+        doc_string=task.title,
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="crowdml"
+    )
+    helper.set_model_props(model, {**metadata, "classes": json.dumps(classes)})
+    onnx.checker.check_model(model, full_check=True)
+    return model.SerializeToString()
+
+
+def _spectrum(add: Any, constants: dict[str, Any]) -> str:
+    """|FFT of |a|| / 64, as `crowdml.features.spectrum`: two products with the cosines and sines of the transform."""
+    angle = 2 * np.pi * np.outer(np.arange(BINS), np.arange(BINS)) / BINS
+    constants |= {"cosines": np.cos(angle).astype(np.float32), "sines": np.sin(angle).astype(np.float32)}
+    constants["bins"] = np.float32(BINS)
+    add("ReduceL2", ["acceleration"], "magnitude", axes=[2], keepdims=0)
+    for name in ("cosines", "sines"):
+        add("MatMul", ["magnitude", name], f"by {name}")
+        add("Mul", [f"by {name}", f"by {name}"], f"{name} squared")
+    add("Add", ["cosines squared", "sines squared"], "power")
+    return add("Div", [add("Sqrt", ["power"], "amplitude"), "bins"], "spectrum")
+
+
+def _into_ball(add: Any, constants: dict[str, Any], rows: str, task: Task) -> str:
+    """`crowdml.features.into_ball`."""
+    norm = task.features.norm
+    constants |= {"zero": np.float32(0), "bound": np.float32(norm.bound)}
+    add("Or", [add("IsNaN", [rows], "no number"), add("IsInf", [rows], "infinite")], "not finite")
+    from_number = add("Cast", ["not finite"], "flags", to=1)
+    flagged = add("ReduceMax", [from_number], "flagged", axes=[1], keepdims=1)
+    usable = add("Where", [add("Greater", [flagged, "zero"], "unusable"), "zero", rows], "usable")
+    size = add("ReduceL1" if norm.kind == "l1" else "ReduceL2", [usable], "size", axes=[1], keepdims=1)
+    shrink = add("Div", ["bound", add("Max", [size, "bound"], "at least the bound")], "shrink")
+    return add("Mul", [usable, shrink], "in the ball")
+
+
+def _answers(add: Any, constants: dict[str, Any], kind: str, scores: str) -> list[str]:
+    if kind == "linear":
+        add("Identity", [scores], "prediction")
+        return ["prediction"]
+    if kind == "softmax":
+        add("ArgMax", [scores], "label", axis=1, keepdims=0)
+        add("Softmax", [scores], "probabilities", axis=1)
+        return ["label", "probabilities"]
+    add("Cast", [add("Greater", [scores, "zero"], "second")], "label", to=7)
+    if kind == "svm":
+        add("Identity", [scores], "scores")
+        return ["label", "scores"]
+    constants["last"] = np.asarray([1], np.int64)
+    column = add("Unsqueeze", [scores, "last"], "column")
+    first, second = add("Sigmoid", [add("Neg", [column], "against")], "no"), add("Sigmoid", [column], "yes")
+    add("Concat", [first, second], "probabilities", axis=1)
+    return ["label", "probabilities"]

@@ -1,0 +1,163 @@
+"""A model as files for others: ONNX and safetensors give our own predictions, and the card's lines run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crowdml.features import into_ball, spectrum
+from crowdml.protocols.sgd import plan
+from crowdml.server.export import Exported, model_card, model_file, onnx_file
+from crowdml.server.graph import NotInstalled
+from crowdml.task import Task, parse
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+TEXT = """
+name = "small"
+title = "A small task"
+purpose = "To be exported."
+collects = "Numbers."
+[features]
+kind = "{features}"
+dimension = {dimension}
+norm = {{ kind = "{norm}", bound = {bound} }}
+[labels]
+{labels}
+[model]
+kind = "{model}"
+[protocol]
+kind = "sgd"
+batch = 5
+step = {{ c = 1.0 }}
+[privacy]
+mechanism = "{mechanism}"
+epsilon = {{ gradient = 1.0 }}
+delta = {delta}
+"""
+NAMES = {2: 'classes = ["no", "yes"]', 3: 'classes = ["a", "b\\"c", "ü"]', 0: 'kind = "number"'}
+MODELS = [("softmax", 3), ("softmax", 2), ("logistic", 2), ("svm", 2), ("linear", 0)]
+
+
+def make(
+    model: str, classes: int, *, norm: str = "l2", bound: float = 1.0, dimension: int = 6, features: str = "vector"
+) -> Task:
+    laplace = norm == "l1"
+    return parse(
+        TEXT.format(
+            model=model,
+            labels=NAMES[classes],
+            norm=norm,
+            bound=bound,
+            dimension=dimension,
+            features=features,
+            mechanism="discrete-laplace" if laplace else "discrete-gaussian",
+            delta=0.0 if laplace else 1e-6,
+        )
+    )
+
+
+def exported(task: Task, seed: int) -> Exported:
+    weights = np.random.default_rng(seed).normal(size=plan(task).model.shape).astype(np.float32)
+    return Exported(task, weights, version=7, check_ins=7, devices=3, most=4, sample_epsilon=1.0, device_epsilon=5.5)
+
+
+def answers(model: Exported, x: Any, name: str = "x") -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(onnx_file(model))
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, {name: x}), strict=True))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize(("kind", "classes"), MODELS)
+def test_onnx_predicts_as_the_model_itself_on_rows_of_any_length(kind: str, classes: int, norm: str) -> None:
+    task = make(kind, classes, norm=norm, bound=2.0)
+    model, rng = exported(task, 1), np.random.default_rng(2)
+    x = (rng.normal(size=(500, 6)) * rng.choice([0.01, 1.0, 100.0], (500, 1))).astype(np.float32)
+    found, within = answers(model, x), into_ball(x, norm, 2.0)  # pyright: ignore[reportArgumentType]
+    ours = plan(task).model.predict(model.weights, within)
+    if kind == "linear":
+        np.testing.assert_allclose(found["prediction"], ours, rtol=1e-4, atol=1e-5)
+        return
+    scores = within @ model.weights
+    margin = np.ptp(scores, axis=1) if scores.ndim == 2 else np.abs(scores)
+    clear = margin > 1e-4  # closer ones may fall either way when sums are taken in another order
+    assert clear.sum() > 400
+    np.testing.assert_array_equal(found["label"][clear], ours[clear])
+    if "probabilities" in found:
+        assert found["probabilities"].shape == (500, classes)
+        np.testing.assert_allclose(found["probabilities"].sum(1), 1, atol=1e-5)
+        np.testing.assert_array_equal(found["probabilities"][clear].argmax(1), ours[clear])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, -3.0, np.nan, np.inf, -np.inf]), min_size=6, max_size=6))
+def test_a_row_that_is_not_finite_is_the_zero_row_in_onnx_too(row: list[float]) -> None:
+    task = make("linear", 0)
+    found = answers(exported(task, 3), np.asarray([row], np.float32))["prediction"]
+    expected = into_ball(np.asarray([row]), "l2", 1.0) @ exported(task, 3).weights
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_onnx_takes_acceleration_where_the_task_does() -> None:
+    task = make("softmax", 3, dimension=64, features="accelerometer-spectrum")
+    model, rng = exported(task, 4), np.random.default_rng(5)
+    windows = rng.normal(size=(200, 64, 3)).astype(np.float32)
+    found = answers(model, windows, "acceleration")
+    within = into_ball(spectrum(windows), "l2", 1.0)
+    expected = np.exp(within @ model.weights)
+    np.testing.assert_allclose(found["probabilities"], expected / expected.sum(1, keepdims=True), atol=1e-4)
+
+
+def test_the_metadata_says_whose_model_it_is_and_what_it_cost() -> None:
+    model = exported(make("softmax", 3), 6)
+    data = onnxruntime.InferenceSession(onnx_file(model)).get_modelmeta().custom_metadata_map
+    raw = model_file(model)
+    same = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    for each in (data, same):
+        assert each["task"] == model.task.hash.hex()
+        assert json.loads(each["classes"]) == ["a", 'b"c', "ü"]
+        assert (each["version"], each["epsilon_sample"], each["epsilon_device"]) == ("7", "1", "5.5")
+
+
+@pytest.mark.parametrize(("kind", "classes"), MODELS)
+def test_both_snippets_of_the_card_have_five_lines_that_run_and_agree(
+    kind: str, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = exported(make(kind, classes), 8)
+    (tmp_path / "m.safetensors").write_bytes(model_file(model))
+    (tmp_path / "m.onnx").write_bytes(onnx_file(model))
+    card = model_card(model, "m.safetensors", "m.onnx")
+    for word in ("unit | sample", "replace-sample", "anyone", "a sample's ε | 1 ", "a device's ε | 5.5", "accountant",
+                 "3 devices", "never seen"):  # fmt: skip
+        assert word in card
+    codes = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert [len(code.strip().splitlines()) for code in codes] == [5, 5]
+    monkeypatch.chdir(tmp_path)
+    row = np.random.default_rng(9).normal(size=(4, 6)).astype(np.float32)
+    said = []
+    for code in codes:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(re.sub(r"np\.zeros\(\(1, 6\)[^)]*\)", "row", code), {"row": row})
+        said.append(printed.getvalue().strip())
+    if kind == "linear":
+        numbers = [np.fromstring(text.strip("[]"), sep=" ") for text in said]
+        np.testing.assert_allclose(*numbers, rtol=1e-4)
+    else:
+        assert said[0] == said[1]
+
+
+def test_a_missing_onnx_is_one_sentence_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(NotInstalled, match=r"crowdml\[server\].*\.safetensors"):
+        onnx_file(exported(make("softmax", 3), 1))
