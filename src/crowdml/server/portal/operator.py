@@ -135,9 +135,8 @@ async def download(visit: Visit) -> Response:
     makers: dict[str, tuple[str, str, Callable[[export.Exported], bytes]]] = {
         "model.safetensors": (f"{name}.safetensors", BINARY, export.model_file),
         "card.md": (f"{name}.md", "text/markdown", lambda model: _card(model, name)),
+        "model.onnx": (f"{name}.onnx", BINARY, export.onnx_file),
     }
-    if hasattr(export, "onnx_file"):
-        makers["model.onnx"] = f"{name}.onnx", BINARY, export.onnx_file
     if file not in makers:
         raise Problem("not-found", "There is no such file of a task.")
     called, kind, make = makers[file]
@@ -151,7 +150,7 @@ async def download(visit: Visit) -> Response:
 
 
 def _card(model: export.Exported, name: str) -> bytes:
-    return export.model_card(model, f"{name}.safetensors").encode()
+    return export.model_card(model, f"{name}.safetensors", f"{name}.onnx").encode()
 
 
 async def _transcript(visit: Visit, hash_: bytes, name: str) -> Response:
