@@ -26,19 +26,21 @@ class Buffer:
         self._batch = batch
         self._capacity = capacity
         self._waiting: deque[tuple[int, Array, Array]] = deque()
+        self._block: Samples | None = None
+        """A batch that came as one, before what waits."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + (0 if self._block is None else self._batch)
 
     @property
     def full(self) -> bool:
         """Collection has stopped."""
-        return len(self._waiting) >= self._capacity
+        return len(self) >= self._capacity
 
     @property
     def ready(self) -> bool:
         """A batch can be taken."""
-        return len(self._waiting) >= self._batch
+        return len(self) >= self._batch
 
     def add(self, serial: int, x: Array, y: Array) -> bool:
         """Keep a sample; false if the buffer is full and it was not collected. Not finite: kept as the zero sample."""
@@ -52,11 +54,17 @@ class Buffer:
         """Keep samples that have no serials yet, x [n, d] and y [n]: those that there is room for, in order."""
         room = self._capacity - len(self)
         samples = finite_samples(np.asarray(x)[:room], y[:room])
+        if not self._waiting and self._block is None and len(samples) == self._batch:
+            self._block = samples  # a whole batch: no need to take it apart
+            return
         self._waiting.extend((-1, *each) for each in zip(samples.x, samples.y, strict=True))
 
     def take(self) -> tuple[tuple[int, ...], Private[Samples]]:
         """The oldest batch and its serials. It is gone from the buffer: a sample serves one check-in."""
         if not self.ready:
             raise ValueError(f"{len(self)} samples wait, and a batch has {self._batch}.")
+        if self._block is not None:
+            block, self._block = self._block, None
+            return (-1,) * self._batch, Private(block, Rows(0, self._batch))
         serials, xs, ys = zip(*(self._waiting.popleft() for _ in range(self._batch)), strict=True)
         return serials, Private(Samples(np.stack(xs), np.stack(ys)), Rows(0, self._batch))

@@ -81,6 +81,9 @@ class Envelope:
     body: bytes
 
 
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
 def inspect(message: Any, door: Door) -> None:
     """Refuse a message that would leak: the seal's checks, without the bytes (the compiled simulator has none)."""
     if type(message) not in KINDS.values():
@@ -97,6 +100,8 @@ def inspect(message: Any, door: Door) -> None:
 
 
 def _refuse_leaks(value: Any, where: str, door: Door) -> None:
+    if type(value) in _PLAIN or (type(value) is np.ndarray and value.dtype.kind in "iuf"):
+        return  # holds nothing else
     if isinstance(value, Private):
         raise LeakError(
             f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it."

@@ -499,3 +499,66 @@ def test_the_ceiling_of_samples_that_paid_differently_is_no_cheaper_than_any_of_
 def test_a_charge_costs_the_device_no_less_than_one_of_its_samples(one, device):
     with pytest.raises(LedgerError, match="replace this one too"):
         charge(0, 4, one, device=device)
+
+
+# --- what is remembered ---
+
+
+def asked(ledger: Ledger) -> tuple[object, ...]:
+    """Everything that a ledger remembers."""
+    return (
+        ledger.next_serial(),
+        ledger.next_seq(TASK),
+        ledger.device_total(),
+        ledger.samples_given(),
+        ledger.sample_ceiling(),
+        (ledger.dearest_sample(1e-6) or (0, None))[1],
+        ledger.allowance(PLENTY),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6), st.integers(0, 2)), max_size=8))
+def test_what_a_ledger_remembers_is_what_it_would_read(tmp_path_factory, steps):
+    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        for turn, (back, size, kind) in enumerate(steps):
+            first = max(0, ledger.next_serial() - back)
+            take = range(ledger.next_serial(), first + size) if first + size > ledger.next_serial() else None
+            charges = [charge(first, first + size - 1)] * kind
+            ledger.charge(TASK, charges, [PLENTY], outbox={turn: b"body"}, take=take)
+            with Ledger(path) as fresh:
+                assert asked(ledger) == asked(fresh)
+
+
+def test_what_another_connection_writes_is_seen_at_once(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as one, Ledger(tmp_path / "ledger.sqlite") as other:
+        one.take_serials(5)
+        one.charge(TASK, [charge(0, 4)], [PLENTY], outbox={0: b"first"})
+        assert asked(other) == asked(one)
+        other.take_serials(5)
+        other.charge(TASK, [charge(5, 9)], [PLENTY], outbox={1: b"second"})
+        assert (one.next_serial(), one.next_seq(TASK), one.samples_given()) == (10, 2, 10)
+        with pytest.raises(LedgerError, match="10 is the next"):
+            one.charge(TASK, [charge(5, 9)], [PLENTY], take=range(5, 10))
+
+
+def test_a_step_that_is_refused_is_not_remembered(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.charge(TASK, [charge(0, 4)], [PLENTY], outbox={0: b"first"}, take=range(5))
+        before = asked(ledger)
+        with pytest.raises(LedgerError, match="written before"):
+            ledger.charge(TASK, [charge(5, 9)], [PLENTY], outbox={0: b"other"}, take=range(5, 10), source="s", taken=5)
+        assert (asked(ledger), ledger.taken("s")) == (before, 0)
+
+
+def test_the_step_that_charges_takes_its_serials_and_notes_the_place_in_its_source(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.charge(TASK, [charge(0, 4)], [PLENTY], take=range(5), source="rows", taken=5)
+        ledger.charge(TASK, [charge(5, 9)], [PLENTY], take=range(5, 10), source="rows", taken=10)
+        assert (ledger.next_serial(), ledger.taken("rows"), ledger.samples_given()) == (10, 10, 10)
+        with pytest.raises(LedgerError, match="next to be handed out"):
+            ledger.charge(TASK, [charge(10, 15)], [PLENTY], take=range(10, 15))
+        with pytest.raises(LedgerError, match="10 is the next"):
+            ledger.charge(TASK, [charge(0, 4)], [PLENTY], take=range(5))
+        assert (ledger.next_serial(), ledger.samples_given()) == (10, 10)

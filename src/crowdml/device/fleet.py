@@ -32,7 +32,7 @@ __all__ = ["Fleet", "Rates", "Summary"]
 
 T = TypeVar("T")
 
-GROUP_WINDOW = 0.02
+GROUP_WINDOW = 0.05
 """Seconds that a device of a fleet waits for others to be committed with it."""
 AT_WORK = 128
 """Devices between check-out and receipt at a time: more would only wait for one another on one processor."""

@@ -40,7 +40,6 @@ from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
 from crowdml.storage import Budget, Charge, Ledger, Outgoing
-from crowdml.storage.ledger import ceiling_of_two
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
@@ -282,10 +281,7 @@ def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int) -> 
 
     What it names for the dearest sample bounds every sample's total at every delta: whoever reads it chooses one.
     """
-    price, before = ledger.price(charges), ledger.sample_ceiling()
-    fresh = price.samples >= samples  # else some were charged before, and the two may add
-    after = ceiling_of_two(before, price.sample) if fresh else before + price.sample
-    return Statement.of(ledger.device_total() + price.device, ledger.samples_given() + price.samples, after)
+    return Statement.of(*ledger.after(charges, samples))
 
 
 class Refused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises

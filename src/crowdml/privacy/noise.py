@@ -82,9 +82,15 @@ class SystemSource:
         """X = G or -1 - G, and G = m H + L, with independent H, L and choice: three small tables at any scale."""
         _at_most("scale", scale, LARGEST)
         size = _size(like)
-        m, high, low, side = _laplace(scale)
+        m, high, low, signs = _laplace(scale)
+        if size <= FEW:
+            drawn = [self._find(law, self._words(size)) for law in (high, low, signs)]
+            few = [
+                -1 - m * block - place if side else m * block + place for block, place, side in zip(*drawn, strict=True)
+            ]
+            return _shaped(np.array(few, np.int64), like)
         g = m * self._draw(high, size)[0] + self._draw(low, size)[0]
-        negative = self._draw(side, size)[0]
+        negative = self._draw(signs, size)[0]
         return _shaped(np.where(negative, -1 - g, g), like)
 
     def discrete_gaussian(self, sigma: Fraction, like: Array) -> Integers:
@@ -123,7 +129,7 @@ class SystemSource:
         """
         words = self._words(size)
         if size <= FEW and law.list:
-            return self._draw_few(law, words)
+            return np.array(self._find(law, words), np.int64), (words & _ONE).astype(np.bool_)
         prefix, coin = words >> _ONE, (words & _ONE).astype(np.bool_)
         found = law.array[1:].searchsorted(prefix, side="right")
         open_ = (found == len(law.array) - 1) | (prefix - law.array[found] < _TWO)
@@ -131,7 +137,7 @@ class SystemSource:
             found[place] = self._decide(law.law, int(prefix[place]))
         return found, coin
 
-    def _draw_few(self, law: _Tabled, words: Words) -> tuple[Counts, npt.NDArray[np.bool_]]:
+    def _find(self, law: _Tabled, words: Words) -> list[int]:
         """The same, one by one: for a few draws arrays cost more than they save."""
         table, found = law.list, list[int]()
         for word in words.tolist():
@@ -140,7 +146,7 @@ class SystemSource:
             if place == len(table) - 1 or prefix - table[place] < 2:
                 place = self._decide(law.law, prefix)
             found.append(place)
-        return np.array(found, np.int64), (words & _ONE).astype(np.bool_)
+        return found
 
     def _decide(self, law: Thresholds, prefix: int) -> int:
         """The same rule with 64 more bits, and more again, until it decides; with probability one it does."""

@@ -406,6 +406,15 @@ class Ledger:
             new = sum(seen.given.missing(start + first, start + last) for first, last in step.spans)
             return Price(step.ceiling, step.device, new)
 
+    def after(self, charges: Sequence[Charge], samples: int) -> tuple[Total, int, Total]:
+        """Once these charges on `samples` samples are written: the device's total, how many samples it has given, and
+        a total that is at least each sample's in every part."""
+        with self._transaction("deferred"):
+            price, before, seen = self.price(charges), self.sample_ceiling(), self._seen_by(None)
+            fresh = price.samples >= samples  # else some were charged before, and the two may add
+            top = _ceiling_of_two(before, price.sample) if fresh else before + price.sample
+            return _sum_of_two(seen.device, price.device), seen.given.size + price.samples, top
+
     def check(
         self,
         task: bytes,
@@ -609,7 +618,7 @@ class Ledger:
         fresh = everything is not None and sum(everything.given.missing(*span) for span in spans) == step.size
         for whose, seen in memory.seen.items():
             if whose in (None, task):
-                seen.device = seen.device + step.device
+                seen.device = _sum_of_two(seen.device, step.device)
                 for first, last in spans:
                     seen.given.add(first, last)
         for whose, kept in memory.front.items():
@@ -890,17 +899,23 @@ def _renyi_at(total: Total, order: int) -> Fraction | None:
     return next((value for listed, value in zip(total.orders, total.values, strict=True) if listed >= order), None)
 
 
-_ceilings: dict[tuple[int, int], tuple[Total, Total, Total]] = {}
+def _by_identity(work: Callable[[Total, Total], Total]) -> Callable[[Total, Total], Total]:
+    """Remember the answers for totals that are the same objects: a device asks about the same few at every step."""
+    found: dict[tuple[int, int], tuple[Total, Total, Total]] = {}  # which it keeps alive, so that no id is reused
+
+    def ask(one: Total, other: Total) -> Total:
+        known = found.get((id(one), id(other)))
+        if known is None:
+            if len(found) >= MOST_REMEMBERED:
+                found.clear()
+            known = found[id(one), id(other)] = one, other, work(one, other)
+        return known[2]
+
+    return ask
 
 
-def ceiling_of_two(one: Total, other: Total) -> Total:
-    """`ceiling([one, other])`, remembered by identity: a device asks about the same two at every step."""
-    found = _ceilings.get((id(one), id(other)))
-    if found is None:
-        if len(_ceilings) >= MOST_REMEMBERED:
-            _ceilings.clear()
-        found = _ceilings[id(one), id(other)] = one, other, ceiling([one, other])
-    return found[2]
+_ceiling_of_two = _by_identity(lambda one, other: ceiling([one, other]))
+_sum_of_two = _by_identity(lambda one, other: one + other)
 
 
 Shape = tuple[Priced, ...]
