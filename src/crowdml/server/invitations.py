@@ -204,7 +204,7 @@ def qr_svg(text: str) -> str:
         border=4,
         dark="#000",
         light="#fff",
-        svgclass="qr",
+        svgclass=None,
         lineclass=None,
     )
     return out.getvalue().decode().strip()

@@ -97,8 +97,8 @@ async def by_form(visit: Visit) -> Response:
             task = await visit.read(_checked, text)
             return visit.go((await _keep(visit, text, task, from_form=True)).path)
         except TaskError as error:
-            sentence = _plain(error)
-            flaws[task_form.field_of(str(error)) or ""] = sentence
+            key = task_form.field_of(str(error)) or ""
+            flaws[key] = _about(key, _plain(error))
     return _form_page(visit, values, flaws, 422)
 
 
@@ -150,6 +150,13 @@ def _plain(error: TaskError) -> str:
     return str(error).removeprefix("the task: ")
 
 
+def _about(key: str, sentence: str) -> str:
+    """A refusal next to its field, where key and value stand already."""
+    before, _, after = sentence.partition(": ")
+    short = after if before.startswith(f"{key} =") and after else sentence
+    return short[:1].upper() + short[1:]
+
+
 def shipped() -> list[str]:
     """Names of the tasks that come with the package."""
     return sorted(
@@ -173,7 +180,9 @@ async def page(visit: Visit) -> Response:
 
 async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int = 200) -> Response:
     runs = simulations(visit.request)
-    form: dict[str, str] = {"devices": "500", "trials": "5", **visit.form}
+    run = runs.of(draft.id)
+    asked = run.asked if run is not None else Asked("", 500, 5)
+    form = {"data": asked.data, "devices": str(asked.devices), "trials": str(asked.trials), **visit.form}
     return visit.page(
         "draft.html",
         status,
@@ -182,7 +191,7 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         price=await visit.read(price, draft.task),
         canonical=draft.task.canonical.decode(),
         has_jax=has_jax(),
-        run=runs.of(draft.id),
+        run=run,
         busy=runs.running() not in (None, draft.id),
         datasets=suitable_data(draft.task),
         form=form,

@@ -257,7 +257,7 @@ def curve(values: Sequence[float], title: str, width: int = 160, height: int = 3
     ).format(w=width, h=height, t=title, p=points)
 
 
-def bars(found: Histogram, title: str, width: int = 320, height: int = 96) -> Markup:
+def bars(found: Histogram, title: str, width: int = 320, height: int = 56) -> Markup:
     """A histogram. Its numbers stand below it; its title says what it shows."""
     most = max(found.counts) or 1
     step = width / len(found.counts)

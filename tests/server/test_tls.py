@@ -1,0 +1,175 @@
+"""TLS by a local authority: who may trust what, for how long, and that a real device joins over it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from crowdml.server.tls import TlsError, local_certificate, own_addresses, reachable_host
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def names(path: Path) -> set[str]:
+    found = certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(each.value) for each in found}
+
+
+def test_keys_are_for_their_owner_alone(tmp_path: Path):
+    local_certificate(tmp_path, "127.0.0.1", NOW)
+    for name in ("ca.key", "server.key"):
+        assert stat.S_IMODE((tmp_path / "tls" / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o700
+
+
+def test_a_certificate_is_for_localhost_this_machine_and_the_host_that_was_given(tmp_path: Path):
+    local = local_certificate(tmp_path, "study.example", NOW)
+    found = names(local.certificate)
+    assert {"localhost", "127.0.0.1", "::1", "study.example"} <= found
+    assert set(own_addresses()) <= found
+    assert set(local.names) == found
+
+
+def test_the_authority_may_sign_for_private_networks_and_named_hosts_alone(tmp_path: Path):
+    local = local_certificate(tmp_path, "study.example", NOW)
+    limits = certificate(local.authority).extensions.get_extension_for_class(x509.NameConstraints)
+    assert limits.critical
+    allowed = limits.value.permitted_subtrees or []
+    domains = {each.value for each in allowed if isinstance(each, x509.DNSName)}
+    assert "study.example" in domains
+    assert not domains & {"", "com", "example", "org"}
+    networks = [each.value for each in allowed if isinstance(each, x509.IPAddress)]
+    assert not any(ipaddress.ip_address("8.8.8.8") in net for net in networks if net.version == 4)
+    basic = certificate(local.authority).extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (basic.critical, basic.value.ca, basic.value.path_length) == (True, True, 0)
+
+
+def test_a_certificate_lasts_ninety_days_and_the_authority_stays_when_it_is_renewed(tmp_path: Path):
+    first = local_certificate(tmp_path, "127.0.0.1", NOW)
+    before = first.certificate.read_bytes()
+    assert certificate(first.certificate).not_valid_after_utc == NOW + timedelta(days=90)
+    local_certificate(tmp_path, "127.0.0.1", NOW + timedelta(days=59))
+    assert first.certificate.read_bytes() == before
+    second = local_certificate(tmp_path, "127.0.0.1", NOW + timedelta(days=61))
+    assert second.certificate.read_bytes() != before
+    assert second.fingerprint == first.fingerprint
+
+
+def test_a_new_host_within_the_limits_gets_a_new_certificate_and_one_beyond_them_is_refused(tmp_path: Path):
+    first = local_certificate(tmp_path, "127.0.0.1", NOW)
+    second = local_certificate(tmp_path, "study.local", NOW)
+    assert "study.local" in names(second.certificate)
+    assert second.fingerprint == first.fingerprint
+    with pytest.raises(TlsError, match=r"may not sign for study\.example"):
+        local_certificate(tmp_path, "study.example", NOW)
+
+
+@pytest.mark.parametrize("lost", ["server.pem", "server.key"])
+def test_a_lost_half_of_the_certificate_is_made_anew(tmp_path: Path, lost: str):
+    local = local_certificate(tmp_path, "127.0.0.1", NOW)
+    (tmp_path / "tls" / lost).unlink()
+    local_certificate(tmp_path, "127.0.0.1", NOW)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(local.certificate, local.key)
+
+
+def test_an_authority_without_its_key_or_near_its_end_is_said_and_not_replaced(tmp_path: Path):
+    local = local_certificate(tmp_path, "127.0.0.1", NOW)
+    with pytest.raises(TlsError, match="ends at"):
+        local_certificate(tmp_path, "127.0.0.1", NOW + timedelta(days=3640))
+    (tmp_path / "tls" / "ca.key").unlink()
+    before = local.authority.read_bytes()
+    with pytest.raises(TlsError, match=r"ca\.key"):
+        local_certificate(tmp_path, "127.0.0.1", NOW)
+    assert local.authority.read_bytes() == before
+
+
+def test_a_server_that_listens_everywhere_is_named_by_an_address_that_others_reach():
+    assert reachable_host("study.example") == "study.example"
+    assert reachable_host("::1") == "[::1]"
+    assert reachable_host("0.0.0.0") not in ("0.0.0.0", "")
+
+
+def test_a_real_device_joins_a_real_server_over_its_local_authority_and_a_browser_would_too(tmp_path: Path):
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "crowdml.cli"]
+    options = ["--port", "0", "--task", "demo", "--invite", "1", "--tls-local", "--log", "json", "--json", "-"]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "serve", "--folder", str(data), *options],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    assert server.stdout is not None
+    try:
+        said = json.loads(server.stdout.readline())
+        address, authority = said["address"], said["authority"]
+        assert address.startswith("https://")
+        port = address.rpartition(":")[2]
+        trusting = ssl.create_default_context(cafile=authority)
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusting)
+        )
+        for host in ("localhost", "127.0.0.1"):
+            with opener.open(f"https://{host}:{port}/healthz", timeout=20) as answer:
+                assert answer.status == 200
+        with opener.open(f"https://localhost:{port}/operator/login", timeout=20) as answer:
+            assert "Secure" in answer.headers["set-cookie"]
+        with opener.open(f"https://localhost:{port}/ca.pem", timeout=20) as answer:
+            assert answer.read() == Path(authority).read_bytes()
+
+        def join(*more: str) -> subprocess.CompletedProcess[str]:
+            where = ("--folder", str(tmp_path / "device"), "--source", "shard:digits012", "--shard", "0/20", "--yes")
+            ends = ("--check-ins", "1", "--json", "-", *more)
+            return subprocess.run(
+                [*command, "join", address, said["code"], *where, *ends],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+
+        stranger = join()
+        assert stranger.returncode == 1
+        assert "no certificate that we trust" in stranger.stderr
+        done = join("--ca", authority)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["check_ins"] == 1
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+        server.stdout.close()
+    everything = (tmp_path / "log").read_text().splitlines()
+    written = [line for line in everything if line.startswith("{")]  # the rest is for people
+    assert {"time", "level", "request", "method", "path", "status", "milliseconds"} <= set(json.loads(written[0]))
+    assert not [line for line in written if said["code"] in line or said["setup"].partition("token=")[2] in line]
+
+
+def test_files_that_are_no_certificate_are_said_before_the_server_starts(tmp_path: Path):
+    (tmp_path / "x.pem").write_text("nothing")
+    command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(tmp_path / "d"), "--port", "0"]
+    done = subprocess.run([*command, "--certificate", str(tmp_path / "x.pem"), str(tmp_path / "x.pem")],
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
+    both = subprocess.run([*command, "--tls-local", "--certificate", "a", "b"], capture_output=True, text=True,
+                          timeout=60, check=False)  # fmt: skip
+    assert "choose one of them" in both.stderr
