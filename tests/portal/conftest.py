@@ -8,7 +8,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "server")]
 
-from crowd import Crowd, open_crowd
+from crowd import Crowd, open_crowd  # noqa: E402  # found by the line above
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from device import Answer, Device, Running, serving
 
 from crowdml.messages import SERVER, Envelope, encode
 from crowdml.privacy.private import RECEIVED, Release
-from crowdml.protocol import quote
+from crowdml.protocol import Quote, quote
 from crowdml.protocols import find, settled
 from crowdml.protocols.sgd import Gradient
 from crowdml.server.limits import Limits
@@ -38,7 +39,7 @@ labels = {{ classes = ["still", "on foot", "in vehicle"] }}
 model = {{ kind = "softmax" }}
 protocol = {{ kind = "sgd", batch = 20, step = {{ schedule = "1/sqrt(t)", c = 1.0 }}, radius = 200.0 }}
 privacy = {{ mechanism = "discrete-gaussian", epsilon = {epsilon}, delta = 1e-6 {budget} }}
-stop = {{ steps = 20000, error = 0.02 }}
+stop = {{ steps = 20000 {stop} }}
 """
 BUDGET = ", budget = { epsilon = 2.0, samples = 2000 }"
 COUNTED = "{ gradient = 0.9, errors = 0.5, labels = 0.5 }"
@@ -46,9 +47,14 @@ COUNTED = "{ gradient = 0.9, errors = 0.5, labels = 0.5 }"
 
 def make_study(
     name: str = "activity", title: str = "What is the owner of this phone doing?", *,
-    epsilon: str = COUNTED, budget: str = BUDGET,
+    epsilon: str = COUNTED, budget: str = BUDGET, stop: str = ", error = 0.02",
 ) -> Task:  # fmt: skip
-    return settled(parse(TEXT.format(name=name, title=title, epsilon=epsilon, budget=budget)))
+    return settled(parse(TEXT.format(name=name, title=title, epsilon=epsilon, budget=budget, stop=stop)))
+
+
+@lru_cache
+def price(task: Task) -> Quote:
+    return quote(find(task), task)
 
 
 @dataclass
@@ -125,7 +131,7 @@ class Crowd:
         zero = Release(np.zeros((64, 3), np.int32), RECEIVED)
         body = encode(Gradient(zero, heard.get("errors"), heard.get("labels"), np.int32(0)))
         seq = of.get("seq", device.seq + 1)
-        priced = quote(find(task), task)
+        priced = price(task)
         said = Statement.of(priced.device.scaled(seq), 20 * seq, priced.sample())
         envelope = Envelope(task.hash, device.key.id, frozenset((SERVER,)), seq, "sgd/gradient/1", body)
         answer = device.send(task, sign(envelope, said, device.key))

@@ -27,6 +27,7 @@ REACH = 2.12
 """Standard deviations to either side: 95 % of one Laplace draw, and a little more of a sum of them."""
 SHARP = 0.05
 """Half the width that a window of check-ins aims at, as far as the noise goes."""
+DAY = 24 * 3600
 MOST_ROWS = 12
 """Rows of the table beside a curve."""
 
@@ -71,6 +72,15 @@ class Figures:
     @property
     def devices(self) -> int:
         return self.moments[-1].devices if self.moments else 0
+
+    @property
+    def counts_errors(self) -> bool:
+        """False where the task lets no such count out."""
+        return not self.moments or self.moments[-1].tally.errors is not None
+
+    @property
+    def counts_labels(self) -> bool:
+        return not self.moments or self.moments[-1].tally.labels is not None
 
     @property
     def shown(self) -> tuple[Error, ...]:
@@ -211,7 +221,7 @@ def _draw_labels(axes: Axes, figures: Figures, said: Words, look: dict[str, str]
 
 def _over_time(value: Callable[[Moment], int]) -> Callable[[Axes, Figures, Words, dict[str, str]], None]:
     def draw(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
-        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+        from matplotlib.dates import AutoDateLocator, DateFormatter
         from matplotlib.ticker import MaxNLocator
 
         x: Any = [datetime.fromisoformat(each.at) for each in figures.moments]
@@ -221,9 +231,11 @@ def _over_time(value: Callable[[Moment], int]) -> Callable[[Axes, Figures, Words
         axes.set_ylim(0, max(1, *y) * 1.08)
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_formatter(lambda value, _: said.number(round(value)))
-        locator = AutoDateLocator(minticks=2, maxticks=5)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
+        span = (x[-1] - x[0]).total_seconds()
+        axes.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=4))
+        axes.xaxis.set_major_formatter(
+            DateFormatter("%H:%M:%S" if span < 600 else "%H:%M" if span < 2 * DAY else "%Y-%m-%d")
+        )
 
     return draw
 
@@ -246,6 +258,13 @@ def can_draw(name: str, figures: Figures) -> bool:
     return len(figures.moments) > 1
 
 
+def _size(name: str, figures: Figures) -> tuple[float, float]:
+    """Inches, as wide as the place on the page: there all text has the same size."""
+    if name == "labels":
+        return 6.4, min(8.0, 0.42 * len(figures.labels) + 0.9)
+    return (6.4, 2.7) if name == "error" else (3.3, 2.4)
+
+
 _ONE_AT_A_TIME = threading.Lock()
 """matplotlib is not made for several threads."""
 
@@ -264,8 +283,7 @@ def draw(name: str, figures: Figures, said: Words, theme: str, kind: str) -> byt
             "grid.color": look["line"], "axes.axisbelow": True, "text.parse_math": False,
         }  # fmt: skip
         with mpl.rc_context(settings):
-            tall = 0.42 * len(figures.labels) + 0.9 if name == "labels" else 2.7
-            figure = Figure(figsize=(6.4, max(2.0, min(tall, 8))), layout="constrained")
+            figure = Figure(figsize=_size(name, figures), layout="constrained")
             axes = figure.add_subplot()
             axes.grid(visible=True, linewidth=0.8)
             axes.spines[["top", "right", "left"]].set_visible(False)

@@ -34,8 +34,8 @@ RETRY = b"retry: 5000\n\n"
 def error_now(study: Study, said: Words) -> str:
     """The last error estimate in words, or why there is none."""
     figures = study.figures
-    if figures.needed is None and not figures.errors:
-        return said("live.error.none" if figures.moments and figures.moments[-1].tally.check_ins else "live.error.wait")
+    if not figures.errors:
+        return said("live.error.wait" if figures.counts_errors else "live.error.none")
     last = figures.errors[-1].rate
     if last.hidden:
         return said("live.error.hidden")

@@ -39,8 +39,8 @@ LASTS = 900
 """Seconds of a session."""
 SECRET = "owner-session-key"
 SESSION_PREFIX, FORM_PREFIX = b"crowdml/owner-session/1\n", b"crowdml/owner-form/1\n"
-MOST_SHOWN = 100
-"""Check-ins in the list, the newest."""
+MOST_SHOWN, NEWEST = 100, 10
+"""Check-ins in the list, the newest; and those of them that show at once."""
 PRIVATE = {"Cache-Control": "no-store"}
 
 
@@ -166,6 +166,7 @@ async def page(request: Request) -> Response:
         delta=delta,
         entries=[Entry(each, titles[each.task], _statement(each)) for each in given],
         check_ins=sum(counts.values()),
+        newest=NEWEST,
         closes=f"{datetime.fromtimestamp(owner.ends, UTC):%H:%M} UTC",
         contact=await contact(request),
     )

@@ -137,5 +137,5 @@ def _general(status: int) -> str:
 
 
 def code(text: str) -> Markup:
-    """A command or a name inside a sentence."""
-    return Markup("<code>{}</code>").format(text)
+    """A command inside a sentence, on one line where it fits."""
+    return Markup('<code class="command">{}</code>').format(text)

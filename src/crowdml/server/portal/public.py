@@ -18,7 +18,7 @@ from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import code, language, render
-from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, find_study, studies
+from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, find_study, shown_loss, studies
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
 
@@ -50,12 +50,14 @@ async def study(request: Request) -> Response:
     found = await find_study(request, request.path_params["study"])
     said = language(request)
     address = base(request) + found.path
-    await asyncio.to_thread(assets.read, assets.PLOTLY)  # large: compressed once, and not on the event loop
+    guards = await asyncio.to_thread(assets.guards)  # reads and compresses plotly once, and not on the event loop
     return render(
         request,
         "study.html",
         study=found,
+        guards=guards,
         price=found.price,
+        shown_loss=lambda loss: shown_loss(loss, said),
         certainty=certainty,
         says_little=SAYS_LITTLE,
         error_now=error_now(found, said),

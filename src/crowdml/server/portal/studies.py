@@ -17,11 +17,12 @@ from crowdml.protocols import find
 from crowdml.server.hub import Hub
 from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.kept import kept
+from crowdml.server.portal.words import Words
 from crowdml.storage.server import State
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
 
-__all__ = ["Price", "Row", "Study", "certainty", "find_study", "price_of", "studies"]
+__all__ = ["Price", "Row", "Study", "certainty", "find_study", "price_of", "shown_loss", "studies"]
 
 SHORTEST = 12
 """Hex digits of a task's hash in an address."""
@@ -37,7 +38,7 @@ class Row:
     mechanism: Mechanism
     parameters: tuple[tuple[str, float | int | str], ...]
     """By their names in the catalogue."""
-    loss: str
+    loss: Loss
     sample: float
     device: float
 
@@ -112,7 +113,7 @@ def price_of(task: Task) -> Price:
             each.row,
             each.mechanism,
             tuple(_parameters(each.mechanism)),
-            _shown(each.loss),
+            each.loss,
             Total.of([each.loss]).epsilon(priced.delta),
             Total.of([each.device_loss]).epsilon(priced.delta),
         )
@@ -142,11 +143,13 @@ def _parameters(mechanism: Mechanism) -> list[tuple[str, float | int | str]]:
     return found
 
 
-def _shown(loss: Loss) -> str:
+def shown_loss(loss: Loss, said: Words) -> str:
     """A loss as the literature writes it."""
     if isinstance(loss, Pure):
-        return f"ε = {float(loss.epsilon):.4g}, δ = 0"
-    return f"ρ = {float(loss.rho):.4g} (zCDP)" if isinstance(loss, ZCDP) else str(loss)
+        return said("study.exact.pure", value=said.number(float(loss.epsilon), 4))
+    if isinstance(loss, ZCDP):
+        return said("study.exact.zcdp", value=said.number(float(loss.rho), 4))
+    return str(loss)
 
 
 async def studies(request: Request) -> list[Study]:

@@ -5,6 +5,12 @@
  * @typedef {{ index: number } & Record<string, Series>} Figures
  */
 
+const DAY = 24 * 3600 * 1000; // milliseconds
+const DATES = [
+  { dtickrange: [null, 59_000], value: "%H:%M:%S\n%Y-%m-%d" },
+  { dtickrange: [60_000, DAY - 1], value: "%H:%M\n%Y-%m-%d" },
+  { dtickrange: [DAY, null], value: "%Y-%m-%d" },
+]; // numbers alone: they read the same in every language
 const SHEET = "plotly.js-style-global"; // the id under which plotly looks for its sheet
 
 /** @param {HTMLElement} place */
@@ -57,6 +63,9 @@ async function loaded(from) {
     const sheet = Object.assign(document.createElement("link"), { id: SHEET, rel: "stylesheet", href: from.sheet, onload: done, onerror: failed });
     document.head.append(sheet);
   });
+  for (const id of (from.guards ?? "").split(" ").filter(Boolean)) {
+    document.head.append(Object.assign(document.createElement("template"), { id })); // so that plotly adds no style of this id
+  }
   await new Promise((done, failed) => {
     document.head.append(Object.assign(document.createElement("script"), { src: from.plotly, onload: done, onerror: failed }));
   });
@@ -96,7 +105,7 @@ async function drawOne(plotly, figure, figures, words) {
     hoverlabel: { bgcolor: look.card, bordercolor: look.line, font: { family: look.font, color: look.ink } },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { gridcolor: look.line, linecolor: look.line, zeroline: false, automargin: true, fixedrange: name === "labels" },
-    yaxis: { gridcolor: look.line, zeroline: false, automargin: true, fixedrange: true },
+    yaxis: { gridcolor: look.line, zeroline: false, automargin: true, fixedrange: true, ticklabelstandoff: 6 },
   };
   await plotly.react(plot, traces(name, series, look, words, layout), layout, { displayModeBar: false, responsive: true });
 }
@@ -117,7 +126,7 @@ function traces(name, series, look, words, layout) {
   }
   if (name === "error") {
     const low = series.low ?? [], high = series.high ?? [];
-    Object.assign(layout.xaxis, { title: { text: words.axisCheckIns }, tickformat: ",d" });
+    Object.assign(layout.xaxis, { title: { text: words.axisCheckIns, font: { size: 13 }, standoff: 8 }, tickformat: ",d" });
     Object.assign(layout.yaxis, { tickformat: ".0%", range: [Math.min(0, ...low), Math.max(0.1, ...high)] });
     return [
       { x: series.x, y: low, mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
@@ -129,7 +138,7 @@ function traces(name, series, look, words, layout) {
       },
     ];
   }
-  Object.assign(layout.xaxis, { tickformat: "%H:%M\n%Y-%m-%d", hoverformat: "%Y-%m-%d %H:%M:%S", nticks: 4 });
+  Object.assign(layout.xaxis, { tickformatstops: DATES, hoverformat: "%Y-%m-%d %H:%M:%S", nticks: 4 });
   Object.assign(layout.yaxis, { tickformat: ",d", range: [0, Math.max(1, ...series.y) * 1.08], nticks: 6 });
   return [{ x: series.x, y: series.y, mode: "lines", line, fill: "tozeroy", fillcolor: look.band, hovertemplate: "%{y:,d}<extra></extra>" }];
 }

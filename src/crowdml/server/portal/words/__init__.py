@@ -6,6 +6,8 @@ read. A table of `one` and `other` is chosen by the number `n`.
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,6 +65,8 @@ def _localised(text: str, point: str) -> str:
 
 def _significant(value: float, digits: int) -> str:
     """Without an exponent where people would not write one."""
+    if math.isinf(value):
+        return "∞"
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         text = f"{value:,.{max(0, digits - len(str(int(abs(value)))) if abs(value) >= 1 else digits)}f}"
         return text.rstrip("0").rstrip(".") if "." in text else text
@@ -75,7 +79,12 @@ def _significant(value: float, digits: int) -> str:
 @lru_cache
 def words(language: str) -> Words:
     text = files(__name__).joinpath(f"{language}.toml").read_text(encoding="utf-8")
-    return Words(language, dict(_flat(tomllib.loads(text), "")))
+    return Words(language, {name: _kept_together(sentence) for name, sentence in _flat(tomllib.loads(text), "")})
+
+
+def _kept_together(sentence: str) -> str:
+    """No line ends inside `ε = 1` or before a `%`."""
+    return re.sub(r"(?<=[εδρ]) = ", "\u00a0=\u00a0", sentence).replace(" %", "\u00a0%")
 
 
 def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, str]]:

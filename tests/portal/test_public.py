@@ -1,0 +1,314 @@
+"""Pages that anyone may read, over a real server."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import html
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from crowd import Crowd, make_study, open_crowd
+
+from crowdml.server.limits import Limits
+from crowdml.server.portal.pages import POLICY
+
+PAGES = ["/", "{study}", "/join/{code}", "/join/nobody-knows-this", "/nothing", "/device"]
+
+
+def paths(crowd: Crowd) -> list[str]:
+    return [path.format(study=crowd.path, code=crowd.running.started.code) for path in PAGES]
+
+
+def words_of(text: str) -> str:
+    """What a reader sees of a page."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", text))).replace("\u00a0", " ")
+
+
+def test_every_page_has_a_strict_policy_and_nothing_inline_or_from_elsewhere(busy: Crowd):
+    assert "unsafe" not in POLICY
+    for path in paths(busy):
+        page = busy.browser().get(path)
+        assert page.headers["content-security-policy"] == POLICY
+        assert page.headers["referrer-policy"] == "no-referrer"
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert "set-cookie" not in page.headers
+        assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page.text)
+        for address in re.findall(r'(?:src|srcset|href|action)="([^"]*)"', page.text):
+            assert address.startswith(("/", "#", "data:image/svg+xml")) or "example.org" in address, address
+
+
+def test_the_home_page_lists_what_runs_here_with_its_price_in_one_line(busy: Crowd):
+    seen = words_of(busy.browser().get("/").text)
+    assert "What is the owner of this phone doing?" in seen
+    assert "Running" in seen
+    assert "Devices that gave 12 Check-ins 360" in seen
+    assert re.search(r"a sample loses at most ε = 1\.9, a whole device ε = [\d,]+ over 100 check-ins", seen)
+
+
+def test_a_draft_is_nobodys_business_yet(crowd: Crowd):
+    crowd.running.hub.states[crowd.task.hash] = "draft"
+    assert crowd.browser().get(crowd.path).status == 404
+    assert "No study runs here yet" in crowd.browser().get("/").text
+
+
+def test_a_study_says_all_that_a_participant_has_to_know(busy: Crowd):
+    seen = words_of(busy.browser().get(busy.path).text)
+    for fact in (
+        "for a city's transport study",
+        "Motion of the phone, 20 times a second",
+        "how the model should change, blurred so that no sample shows",
+        "about how often the model was wrong here",
+        "about how often each label occurred",
+        "A check-in uses 20 samples",
+        "discrete Gaussian noise on a grid",
+        "ρ = ",
+        "Scale b 2 ",
+        "at δ = 10⁻⁶",
+        "two data sets that differ in one sample",
+        "anyone, the server included",
+        "3 in each check-in, 300 over the budget",
+        "at most 2,000 samples of a device, and at most ε = 2 of any one of them",
+        "asynchronous gradient descent",
+        "softmax regression",
+        "after 20,000 check-ins, or when the error rate is at most 2%",
+        f"crowdml join {busy.base} CODE",
+        "crowdml leave",
+        "crowdml ledger --web",
+        "stays in the model",
+        busy.task.hash.hex(),
+    ):
+        assert fact in seen, fact
+
+
+def test_the_price_on_the_page_is_that_of_the_api(busy: Crowd):
+    listed = json.loads(busy.running.line().ask("GET", "/v1/tasks").body)["tasks"][0]["price"]
+    seen = words_of(busy.browser().get(busy.path).text)
+    assert f"One check-in ε = {listed['sample_epsilon']:.3g} ε = {listed['device_epsilon']:.3g}" in seen
+
+
+def test_a_study_is_found_by_the_first_digits_of_its_hash_and_by_all_of_them(busy: Crowd):
+    whole = busy.task.hash.hex()
+    for name, status in ((whole[:12], 200), (whole[:20], 200), (whole, 200), (whole[:11], 404), ("0" * 12, 404)):
+        assert busy.browser().get(f"/studies/{name}").status == status
+
+
+def test_the_task_file_behind_the_link_has_the_hash_on_the_page(busy: Crowd):
+    address = re.search(r'href="(/v1/tasks/[0-9a-f]{64})"', busy.browser().get(busy.path).text)
+    assert address is not None
+    body = busy.running.line().ask("GET", address[1]).body
+    assert hashlib.sha256(body).hexdigest() == busy.task.hash.hex()
+
+
+def test_who_runs_it_is_what_the_operator_said_with_links_and_nothing_else_of_it(crowd: Crowd):
+    assert "have not said who they are" in crowd.browser().get(crowd.path).text
+    said = "City <b>Hall</b>\nWrite to study@example.org\nhttps://example.org/study?a=1&b=2"
+    crowd.running.hub.store.set_setting("contact", said.encode())
+    text = crowd.browser().get(crowd.path).text
+    assert "City &lt;b&gt;Hall&lt;/b&gt;" in text
+    assert '<a href="mailto:study@example.org"' in text
+    assert '<a href="https://example.org/study?a=1&amp;b=2"' in text
+
+
+def test_what_a_task_says_of_itself_is_text_and_never_markup(tmp_path: Path):
+    evil = make_study("evil", "<script>alert(1)</script>")
+    with open_crowd(tmp_path / "data", evil) as crowd:
+        for path in ("/", f"/studies/{evil.hash.hex()[:12]}", f"/join/{crowd.running.started.code}"):
+            assert "<script>alert" not in crowd.browser().get(path).text
+
+
+def test_plots_come_as_pictures_with_a_table_beside_them(busy: Crowd):
+    text = busy.browser().get(busy.path).text
+    for name in ("error", "labels", "check-ins", "devices"):
+        assert f"{busy.path}/plots/{name}.svg?theme=dark" in text
+        for kind, begins in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+            answer = busy.running.line().ask("GET", f"{busy.path}/plots/{name}.{kind}")
+            assert answer.body.startswith(begins)
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert text.count("<table") == 5
+    assert busy.running.line().ask("GET", f"{busy.path}/plots/nothing.svg").slug == "not-found"
+    assert busy.running.line().ask("GET", f"{busy.path}/plots/error.gif").slug == "not-found"
+
+
+def test_figures_are_answered_with_a_tag_and_only_once_for_each_moment(busy: Crowd):
+    line = busy.running.line()
+    first = line.ask("GET", f"{busy.path}/figures.json")
+    assert json.loads(first.body)["index"] == 360
+    assert line.ask("GET", f"{busy.path}/figures.json", headers={"If-None-Match": first.headers["etag"]}).status == 304
+
+
+def test_when_the_noise_hides_the_error_the_page_says_so_and_shows_no_number(tmp_path: Path):
+    quiet = make_study("quiet", epsilon="{ gradient = 0.9, errors = 0.01, labels = 0.01 }")
+    with open_crowd(tmp_path / "data", quiet) as crowd:
+        crowd.check_in(crowd.device(), errors=-30, labels=(100, -50, 3), task=quiet)
+        crowd.point()
+        seen = words_of(crowd.browser().get(f"/studies/{quiet.hash.hex()[:12]}").text)
+        assert "the noise hides it yet" in seen
+        assert "every value between 0% and 100% is possible" in seen
+        assert "The noise still hides how common each label is" in seen
+        assert "plots/error.svg" not in seen
+
+
+def test_a_study_without_counts_and_budget_says_that(tmp_path: Path):
+    bare = make_study("bare", epsilon="{ gradient = 0.9 }", budget="", stop="")
+    with open_crowd(tmp_path / "data", bare) as crowd:
+        crowd.check_in(crowd.device(), task=bare)
+        crowd.point()
+        seen = words_of(crowd.browser().get(f"/studies/{bare.hash.hex()[:12]}").text)
+        for fact in ("not counted in this study", "do not count errors", "do not count labels", "sets no budget"):
+            assert fact in seen, fact
+
+
+def test_before_the_first_check_in_there_is_nothing_to_draw(crowd: Crowd):
+    seen = words_of(crowd.browser().get(crowd.path).text)
+    assert seen.count("There is nothing to draw yet.") == 4
+    assert "no check-in yet" in seen
+
+
+def test_a_closed_study_shows_its_promise_and_not_how_it_goes(crowd: Crowd):
+    crowd.check_in(crowd.device())
+    crowd.point()
+    crowd.running.hub.store.set_closed(crowd.task.hash, True, "2026-01-01T00:00:00+00:00")
+    text = crowd.browser().get(crowd.path).text
+    assert "By invitation" in text
+    assert "Only devices that joined it may read its model" in text
+    assert "about how often the model was wrong here" in text
+    for hidden in ("figures.json", "plots/"):
+        assert hidden not in text
+    for path in ("/figures.json", "/plots/error.svg"):
+        assert crowd.browser().get(crowd.path + path).status == 404
+
+
+def test_an_ended_study_says_why_and_that_nobody_can_join(crowd: Crowd):
+    crowd.running.hub.states[crowd.task.hash] = "stopped"
+    seen = words_of(crowd.browser().get(crowd.path).text)
+    assert "This study has ended." in seen
+    assert "nobody can join it any more" in seen
+
+
+# --- invitations ---
+
+
+def test_an_invitation_names_its_studies_and_is_not_used_by_being_read(tmp_path: Path):
+    other = make_study("other", "Another study")
+    with open_crowd(tmp_path / "data", other) as crowd:
+        code = "only-for-the-other"
+        from crowdml.server.hub import code_hash
+
+        store = crowd.running.hub.store
+        store.invite(code_hash(code), "2026-01-01T00:00:00+00:00", uses=1, tasks=[other.hash])
+        for _ in range(3):
+            seen = words_of(crowd.browser().get(f"/join/{code}").text)
+        assert "Another study" in seen
+        assert "What is the owner of this phone doing?" not in seen
+        assert f"crowdml join {crowd.base} {code}" in seen
+        assert "It lets one device in." in seen
+        found = store.invitation(code_hash(code))
+        assert found is not None
+        assert found.used == 0
+
+
+@pytest.mark.parametrize("why", ["unknown", "ended", "used-up"])
+def test_a_code_that_lets_nobody_in_gets_a_kind_page(crowd: Crowd, why: str):
+    from crowdml.server.hub import code_hash
+
+    store, code = crowd.running.hub.store, "some-code"
+    if why == "ended":
+        store.invite(code_hash(code), "2020-01-01T00:00:00+00:00", ends_at="2020-02-01T00:00:00+00:00")
+    if why == "used-up":
+        store.invite(code_hash(code), "2020-01-01T00:00:00+00:00", uses=1)
+        assert crowd.running.device().enrol(code).status == 200
+    page = crowd.browser().get(f"/join/{code}")
+    said = {"unknown": "We do not know this invitation", "ended": "has ended", "used-up": "is used up"}[why]
+    assert said in page.text
+    assert page.status == (404 if why == "unknown" else 410)
+
+
+def test_odd_codes_are_unknown_and_nothing_of_them_is_markup(busy: Crowd):
+    for code in ("%3Cscript%3E", "a" * 300, "%00", "..%2F.."):
+        page = busy.browser().get(f"/join/{code}")
+        assert page.status in (404, 414)
+        assert "<script>" not in page.text
+
+
+# --- languages ---
+
+
+def test_a_page_is_in_the_readers_language_and_the_switch_is_kept(busy: Crowd):
+    assert "Was das Gerät verlässt" in busy.browser("de-AT").get(busy.path).text
+    reader = busy.browser("en")
+    switched = reader.get(f"{busy.path}?lang=de")
+    assert '<html lang="de">' in switched.text
+    assert "SameSite=lax" in switched.headers["set-cookie"]
+    assert "Wie es läuft" in reader.get(busy.path).text
+    assert "How it goes" in reader.get(f"{busy.path}?lang=en").text
+    assert "lang=xx" not in busy.browser().get("/?lang=xx").headers.get("set-cookie", "")
+
+
+def test_german_pages_have_german_numbers_and_promises(busy: Crowd):
+    seen = words_of(busy.browser("de").get(busy.path).text)
+    for fact in ("ε = 1,9", "höchstens 2.000 Messungen", "ungefähr, wie oft jede Klasse vorkam", "Läuft"):
+        assert fact in seen, fact
+
+
+# --- refusals ---
+
+
+def test_browsers_get_refusals_as_pages_and_programs_as_problems(busy: Crowd):
+    page = busy.browser("de").get("/nothing")
+    assert (page.status, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "Hier ist nichts" in page.text
+    assert page.headers["crowdml-request"] in page.text
+    assert busy.running.line().ask("GET", "/nothing").slug == "not-found"
+    for path in ("/v1/nothing", "/problems/nothing"):
+        assert busy.running.line().ask("GET", path, headers={"Accept": "text/html"}).slug == "not-found"
+
+
+def test_too_many_requests_get_a_page_that_says_when_to_come_back(tmp_path: Path):
+    with open_crowd(tmp_path / "data", limits=Limits(address_rate=0.01, address_burst=3)) as crowd:
+        reader = crowd.browser()
+        pages = [reader.get("/") for _ in range(4)]
+    assert [page.status for page in pages] == [200, 200, 200, 429]
+    assert "That was a lot at once" in pages[-1].text
+    assert f"try again in {pages[-1].headers['retry-after']} seconds" in pages[-1].text
+
+
+def test_a_failure_of_ours_is_a_page_with_a_number_and_no_traceback(crowd: Crowd):
+    crowd.running.hub.store.add_point(crowd.task.hash, 1, "2026-01-01T00:00:00+00:00", b"\xc1 is no msgpack")
+    page = crowd.browser().get(crowd.path)
+    assert page.status == 500
+    assert "The server made a mistake" in page.text
+    assert page.headers["crowdml-request"] in page.text
+    assert "Traceback" not in page.text
+    assert crowd.running.line().ask("GET", crowd.path).slug == "internal"
+
+
+# --- assets ---
+
+
+def test_assets_may_be_kept_for_ever_under_the_address_that_pages_use(busy: Crowd):
+    text = busy.browser().get(busy.path).text
+    line = busy.running.line()
+    for address in set(re.findall(r'"(/static/[^"]+)"', text)):
+        answer = line.ask("GET", address, headers={"Accept-Encoding": "gzip"})
+        assert answer.status == 200
+        assert "immutable" in answer.headers["cache-control"]
+        assert len(gzip.decompress(answer.body)) > 0
+        plain = line.ask("GET", address.partition("?")[0])
+        assert plain.headers["cache-control"] == "no-cache"
+        assert line.ask("GET", address, headers={"If-None-Match": answer.headers["etag"]}).status == 304
+    assert "plotly.min.js" in text
+
+
+@pytest.mark.parametrize("name", ["nothing.css", "..%2Fpages.py", "%2e%2e", "portal.css.gz", ".hidden.css"])
+def test_only_assets_are_served(busy: Crowd, name: str):
+    assert busy.running.line().ask("GET", f"/static/{name}").status == 404
+
+
+def test_head_requests_are_answered_like_gets(busy: Crowd):
+    asked = urllib.request.Request(busy.base + busy.path, method="HEAD")
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=20) as answer:
+        assert (answer.status, answer.read()) == (200, b"")
