@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from crowdml import __version__
 from crowdml.wire.problems import CONTENT_TYPE, PROBLEMS
@@ -29,34 +29,60 @@ class Operation:
     body: str | None = None
     parameters: tuple[tuple[str, str, dict[str, Any]], ...] = ()
     """Beside those in the path: where, name, schema."""
+    schema: str | None = None
+    """Of the answers in JSON, by its name in `SCHEMAS`."""
+    headers: tuple[str, ...] = ()
+    """Of the answers where all is well: rows of `HEADERS`."""
+    signed: Literal["always", "if closed"] | None = None
+    """Whether a device signs the request: where it must, or where the task is closed."""
 
 
 ENVELOPE = ("malformed", "unknown-device", "signature", "not-joined", "revoked", "unknown-task", "too-slow",
             "seq-conflict", "seq-gap", "task-stopped", "withdrawn", "too-large", "wrong-task", "wrong-kind",
             "wrong-recipient", "wrong-message", "stale", "busy", "not-ready", "full")  # fmt: skip
 SIGNED = ("authorization", "clock", "signature", "unknown-device", "forbidden", "revoked", "withdrawn")
-AUTHORIZATION = ("header", "Authorization", {"type": "string"})
+READER = ("unknown-task", "closed", "authorization", "clock", "signature", "unknown-device", "not-joined", "revoked",
+          "withdrawn")  # fmt: skip
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "Crowdml-Kind": {"description": "The kind of the message in the body.", "schema": {"type": "string"}},
+    "Crowdml-Next": {
+        "description": "Seconds after which the device should come back.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "Crowdml-State": {
+        "description": "The task's state.",
+        "schema": {"type": "string", "enum": ["draft", "running", "paused", "stopped"]},
+    },
+    "ETag": {"description": "For If-None-Match.", "schema": {"type": "string", "pattern": '^"[^"]+"$'}},
+    "Cache-Control": {"description": "Who may keep the answer, and how long.", "schema": {"type": "string"}},
+}
 
 OPERATIONS = (
     Operation("post", "/v1/devices", "Enrol a device with an invitation and its own key.", {201: MSGPACK, 200: MSGPACK},
               ("malformed", "signature", "invitation", "revoked", "withdrawn", "too-large", "too-slow", "full"),
               MSGPACK, (("header", "Crowdml-Signature", {"type": "string", "pattern": "^[A-Za-z0-9_-]{86}$"}),)),
     Operation("get", "/v1/devices/{device}/statement", "The last signed envelope of this device.", {200: MSGPACK},
-              (*SIGNED, "not-found"), None, (AUTHORIZATION,)),
+              (*SIGNED, "not-found"), signed="always"),
     Operation("post", "/v1/devices/{device}/withdraw", "Forget this device; what it gave stays in the model.",
-              {200: JSON}, (*SIGNED, "too-large", "too-slow"), "application/octet-stream", (AUTHORIZATION,)),
-    Operation("get", "/v1/tasks", "What runs here, and what it costs.", {200: JSON}),
-    Operation("get", "/v1/tasks/{task}", "The task itself; its SHA-256 is its name.", {200: JSON}, ("unknown-task",)),
+              {200: JSON}, (*SIGNED, "too-large", "too-slow"), "application/octet-stream", schema="Withdrawn",
+              signed="always"),
+    Operation("get", "/v1/tasks", "What runs here, and what it costs.", {200: JSON}, schema="Tasks"),
+    Operation("get", "/v1/tasks/{task}", "The task itself; its SHA-256 is its name.", {200: JSON}, READER,
+              schema="Task", headers=("ETag", "Cache-Control"), signed="if closed"),
     Operation("get", "/v1/tasks/{task}/publication", "What the server offers now.", {200: MSGPACK, 304: None},
-              ("unknown-task",), None, (("header", "If-None-Match", {"type": "string"}),)),
+              READER, None, (("header", "If-None-Match", {"type": "string"}),),
+              headers=("ETag", "Crowdml-Next", "Crowdml-State"), signed="if closed"),
     Operation("get", "/v1/tasks/{task}/publications/{version}", "A version that is kept; it never changes.",
-              {200: MSGPACK}, ("unknown-task", "unknown-version", "version-gone")),
+              {200: MSGPACK}, (*READER, "unknown-version", "version-gone"), headers=("Crowdml-Kind",),
+              signed="if closed"),
     Operation("post", "/v1/tasks/{task}/check-in", "Deliver one signed envelope; the answer is a receipt.",
-              {202: MSGPACK, 200: MSGPACK}, ENVELOPE, MSGPACK),
-    Operation("get", "/problems/{slug}", "What a refusal of this type means.", {200: JSON}, ("not-found",)),
-    Operation("get", "/openapi.json", "This description.", {200: JSON}),
-    Operation("get", "/healthz", "The process answers.", {200: JSON}),
-    Operation("get", "/readyz", "Check-ins are taken.", {200: JSON}, ("not-ready", "full")),
+              {202: MSGPACK, 200: MSGPACK}, ENVELOPE, MSGPACK, headers=("Crowdml-Next",)),
+    Operation("get", "/problems/{slug}", "What a refusal of this type means.", {200: JSON}, ("not-found",),
+              schema="Meaning"),
+    Operation("get", "/openapi.json", "This description.", {200: JSON}, schema="Description"),
+    Operation("get", "/healthz", "The process answers.", {200: JSON}, schema="Health"),
+    Operation("get", "/readyz", "Check-ins are taken.", {200: JSON}, ("not-ready", "full"), schema="Ready"),
     Operation("get", "/metrics", "Numbers for Prometheus.", {200: "text/plain"}),
 )  # fmt: skip
 
@@ -68,38 +94,89 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+TEXT, COUNT, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+EPSILON = {"type": "number", "minimum": 0}
+
+
+def _all_of(required: dict[str, Any], *, more: bool = False, **optional: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": sorted(required),
+        "properties": {**required, **optional},
+        **({} if more else {"additionalProperties": False}),
+    }
+
+
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
+
+
+def _schemas() -> dict[str, Any]:
+    row = {"row": TEXT, "mechanism": TEXT, "promise": TEXT, "loss": TEXT,
+           "observer": {"type": "string", "enum": ["anyone", "aggregate", "devices"]}}  # fmt: skip
+    price = {"unit": TEXT, "adjacency": TEXT, "delta": {"type": "number"}, "sample_epsilon": EPSILON,
+             "device_epsilon": EPSILON, "rows": _list_of(_all_of(row))}  # fmt: skip
+    listed = {"name": TEXT, "title": TEXT, "purpose": TEXT, "collects": TEXT, "hash": HASH,
+              "state": HEADERS["Crowdml-State"]["schema"], "version": COUNT, "check_ins": COUNT, "closed": FLAG,
+              "price": _all_of(price)}  # fmt: skip
+    part = {"type": "object"}
+    return {
+        "Problem": _all_of(
+            {
+                "type": {"type": "string", "enum": [f"/problems/{slug}" for slug in sorted(PROBLEMS)]},
+                "title": TEXT,
+                "status": {"type": "integer", "minimum": 400, "maximum": 599},
+                "detail": TEXT,
+            },
+            more=True,
+            help={"type": "string", "description": "What to do."},
+            expected={"type": "integer", "description": "The seq that comes next."},
+            limit={"type": "integer"},
+            retry_after={"type": "integer"},
+            request=TEXT,
+        ),
+        "Tasks": _all_of({"tasks": _list_of(_all_of(listed))}),
+        "Task": _all_of(
+            {"name": TEXT, "features": part, "labels": part, "model": part, "protocol": part, "privacy": part},
+            more=True,
+        ),
+        "Withdrawn": _all_of({"device": DEVICE, "withdrawn": {"const": True}}),
+        "Meaning": _all_of({"title": TEXT, "status": {"type": "integer"}, "help": TEXT}),
+        "Health": _all_of({"alive": {"const": True}}),
+        "Ready": _all_of({"ready": {"const": True}, "tasks": COUNT}),
+        "Description": _all_of({"openapi": {"const": "3.1.0"}, "info": part, "paths": part}, more=True),
+    }
+
+
 @cache
 def describe() -> dict[str, Any]:
     """The whole description, as JSON."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
-    problem = {
-        "type": "object",
-        "required": ["type", "title", "status", "detail"],
-        "properties": {
-            "type": {"type": "string", "enum": [f"/problems/{slug}" for slug in sorted(PROBLEMS)]},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "detail": {"type": "string"},
-            "expected": {"type": "integer", "description": "The seq that comes next."},
-            "limit": {"type": "integer"},
-            "retry_after": {"type": "integer"},
-            "request": {"type": "string"},
-        },
+    device = {
+        "type": "http",
+        "scheme": "Crowdml",
+        "description": "A device signs the request with its own key: docs/protocol.md, under Authorization.",
     }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Crowd-ML", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
-        "components": {"schemas": {"Problem": problem}},
+        "components": {"schemas": _schemas(), "securitySchemes": {"device": device}},
     }
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for status, kind in operation.answers.items():
-        answers[str(status)] = {"description": "", **({"content": {kind: {"schema": _schema(kind)}}} if kind else {})}
+        answer: dict[str, Any] = {"description": operation.summary if kind else "Nothing has changed."}
+        if kind:
+            answer["content"] = {kind: {"schema": _schema(kind, operation.schema)}}
+        if operation.headers:
+            names = [name for name in operation.headers if kind or name != "Crowdml-Kind"]
+            answer["headers"] = {name: {"required": True, **HEADERS[name]} for name in names}
+        answers[str(status)] = answer
     refusals: dict[int, list[str]] = {}
     for slug in (*operation.problems, "too-many"):
         refusals.setdefault(PROBLEMS[slug].status, []).append(slug)
@@ -119,10 +196,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {"summary": operation.summary, "responses": answers}
     if parameters:
         found["parameters"] = parameters
+    if operation.signed:
+        found["security"] = [{"device": []}] if operation.signed == "always" else [{}, {"device": []}]
     if operation.body:
-        found["requestBody"] = {"required": True, "content": {operation.body: {"schema": _schema(operation.body)}}}
+        required = operation.body == MSGPACK
+        found["requestBody"] = {"required": required, "content": {operation.body: {"schema": {}}}}
     return found
 
 
-def _schema(kind: str) -> dict[str, Any]:
-    return {"type": "object"} if kind == JSON else {"type": "string"} if kind == "text/plain" else {}
+def _schema(kind: str, name: str | None) -> dict[str, Any]:
+    """Of an answer: in JSON by its name; msgpack has none."""
+    if kind == JSON:
+        return {"$ref": f"#/components/schemas/{name}"}
+    return TEXT if kind == "text/plain" else {}
