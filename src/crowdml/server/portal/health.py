@@ -252,8 +252,8 @@ def curve(values: Sequence[float], title: str, width: int = 160, height: int = 3
         for place, value in enumerate(values)
     )
     return Markup(
-        '<svg class="spark" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" aria-label="{t}">'
-        '<polyline points="{p}" fill="none" stroke="currentColor" stroke-width="2" stroke-linejoin="round"/></svg>'
+        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{t}"><polyline '
+        'points="{p}" fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
     ).format(w=width, h=height, t=title, p=points)
 
 

@@ -1,0 +1,424 @@
+"""The operator's pages over real HTTP, without a script: what they show, what they change, and who did it."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import time
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from crowd import Crowd, open_crowd
+from desk import Desk, set_up, token_of
+from device import Device
+
+from crowdml.cli.task import find_task, shipped_text
+from crowdml.protocols import settled
+from crowdml.server.export import export_model, model_file
+from crowdml.server.portal.simulation import LONGEST, has_jax
+from crowdml.server.portal.task_form import FIELDS, check_text, defaults, field_of, task_text, values_of
+from crowdml.wire.keys import Key
+
+DIGITS = {**values_of(find_task("digits012")), "name": "my-digits"}
+
+
+def events(crowd: Crowd) -> list[tuple[str, str]]:
+    return [(event.kind, event.detail) for event in crowd.running.hub.store.events()]
+
+
+def drafted(desk: Desk, values: dict[str, str]) -> str:
+    """A draft by the form; its path."""
+    desk.get("/operator/tasks/new")
+    page = desk.post("/operator/tasks/new", **values)
+    assert page.status == 200, page.text
+    return page.address.removeprefix(desk.browser.base)
+
+
+# --- the form ---
+
+
+def test_every_key_of_the_form_is_a_key_of_a_task_file_and_its_text_is_a_task():
+    for name in ("activity", "demo", "digits", "digits012", "mnist"):
+        text, flaws = task_text(values_of(find_task(name)))
+        assert not flaws
+        given, found = settled(find_task(name)), check_text(text)
+        assert (found.privacy, found.stop, found.features, found.labels) == (
+            given.privacy,
+            given.stop,
+            given.features,
+            given.labels,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({"name": "my digits"}, "name"),
+        ({"name": ""}, "name"),
+        ({"labels.classes": "only"}, "labels.classes"),
+        ({"features.dimension": "many"}, "features.dimension"),
+        ({"features.dimension": "0"}, "features.dimension"),
+        ({"features.norm.bound": "-1"}, "features.norm.bound"),
+        ({"model.kind": "svm"}, "model.kind"),
+        ({"model.kind": "cnn"}, "model.kind"),
+        ({"protocol.batch": "100"}, "privacy.budget.samples"),
+        ({"privacy.budget.epsilon": "0.1"}, "privacy.budget.epsilon"),
+        ({"privacy.budget.samples": ""}, "privacy.budget.samples"),
+        ({"privacy.mechanism": "discrete-laplace"}, "privacy.mechanism"),
+        ({"privacy.mechanism": "none"}, "privacy.mechanism"),
+        ({"privacy.delta": "2"}, "privacy.delta"),
+        ({"privacy.epsilon.gradient": ""}, "privacy.epsilon.gradient"),
+        ({"privacy.epsilon.gradient": "1e-9"}, "privacy.epsilon.gradient"),
+        ({"stop.error": "0.1"}, "stop.error"),
+        ({"protocol.step.c": "1e999999"}, "protocol.step.c"),
+        ({"title": 'a "quoted" \\ title\x00'}, ""),
+    ],
+)
+def test_what_is_wrong_stands_next_to_its_field(change: dict[str, str], about: str):
+    from crowdml.errors import TaskError
+
+    text, flaws = task_text({**DIGITS, **change})
+    if not flaws:
+        try:
+            check_text(text)
+        except TaskError as error:
+            flaws = {field_of(str(error)) or "": str(error)}
+    assert list(flaws) == ([about] if about or flaws else [])
+
+
+def test_a_step_that_is_left_out_is_the_one_that_looks_at_no_data():
+    text, _ = task_text({**DIGITS, "protocol.step.c": ""})
+    assert float(check_text(text).protocol["step"]["c"]) == 4.407
+
+
+def test_a_refused_form_keeps_what_was_typed_and_makes_nothing(crowd: Crowd):
+    desk = set_up(crowd)
+    desk.get("/operator/tasks/new?from=digits012")
+    assert 'value="digits012"' in desk.text
+    page = desk.post("/operator/tasks/new", **{**DIGITS, "protocol.batch": "0", "title": "A <title> & more"})
+    assert page.status == 422
+    assert "Must lie between 1 and 100000" in page.text
+    assert 'aria-describedby="help-protocol.batch flaw-protocol.batch"' in page.text
+    assert "A &lt;title&gt; &amp; more" in page.text
+    assert "<title> &" not in page.text
+    assert not [kind for kind, _ in events(crowd) if kind == "drafted"]
+
+
+# --- drafts ---
+
+
+def test_a_draft_shows_both_prices_the_exact_bytes_and_its_hash_and_no_device_sees_it(crowd: Crowd):
+    desk = set_up(crowd)
+    drafted(desk, {**DIGITS, "privacy.budget.samples": "560"})
+    task = check_text(task_text({**DIGITS, "privacy.budget.samples": "560"})[0])
+    assert task.hash.hex() in desk.text
+    assert "all 20 check-ins" in desk.text
+    assert "10 check-ins" in desk.text
+    from markupsafe import escape
+
+    assert str(escape(task.canonical.decode())) in desk.text
+    listed = json.loads(crowd.running.line().ask("GET", "/v1/tasks").body)["tasks"]
+    assert task.hash.hex() not in {each["hash"] for each in listed}
+    assert crowd.running.line().ask("GET", f"/v1/tasks/{task.hash.hex()}").status == 404
+
+
+def test_a_draft_starts_as_the_very_task_that_was_shown_and_open_or_closed_as_asked(crowd: Crowd):
+    desk = set_up(crowd)
+    path = drafted(desk, DIGITS)
+    page = desk.post(f"{path}/start", closed="yes")
+    assert "The task runs" in page.text
+    task = check_text(task_text(DIGITS)[0])
+    hub = crowd.running.hub
+    assert hub.states[task.hash] == "running"
+    stored = hub.store.task(task.hash)
+    assert stored is not None
+    assert stored.closed
+    assert ("running", "by anna") in events(crowd)
+    assert desk.get(path).status == 404, "it is no draft any more"
+    assert (
+        "Everybody may read"
+        in desk.post(f"/operator/tasks/{task.hash.hex()[:12]}/closed", token_of(page), closed="no").text
+    )
+
+
+def test_a_task_comes_from_a_file_too_chosen_or_pasted(crowd: Crowd):
+    desk = set_up(crowd)
+    desk.get("/operator/tasks/file")
+    refused = desk.post("/operator/tasks/file", text='name = "x"\nunknown = 1')
+    assert refused.status == 422
+    assert "unknown = 1: no such key" in refused.text
+    assert "unknown = 1</textarea>" in refused.text.replace("\n</textarea>", "</textarea>")
+    text = shipped_text("activity")
+    boundary = "----form"
+    token = token_of(refused)
+    parts = [("form-token", "", token), ("file", '; filename="a.toml"', text), ("text", "", "")]
+    body = "".join(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'
+                   for name, more, value in parts) + f"--{boundary}--\r\n"  # fmt: skip
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Cookie": f"crowdml-operator={desk.cookie}"}
+    answer = crowd.running.line().ask("POST", "/operator/tasks/file", body.encode(), headers)
+    assert answer.status == 303
+    page = desk.get(answer.headers["location"])
+    assert settled(find_task("activity")).hash.hex() in page.text
+    assert "20 Hz, 3.2 s windows" in page.text, "its comments are kept"
+
+
+def test_a_draft_is_discarded_and_its_name_is_in_the_events(crowd: Crowd):
+    desk = set_up(crowd)
+    path = drafted(desk, DIGITS)
+    assert "The draft is gone" in desk.post(f"{path}/discard").text
+    assert desk.get(path).status == 404
+    assert ("discarded", "anna: my-digits") in events(crowd)
+
+
+# --- simulations ---
+
+
+@pytest.mark.skipif(not has_jax(), reason="the simulator needs JAX")
+def test_a_simulation_runs_in_a_process_of_its_own_one_at_a_time_and_is_cancelled(crowd: Crowd):
+    desk = set_up(crowd)
+    first = drafted(desk, DIGITS)
+    page = desk.post(f"{first}/simulate", data="digits012", devices="15", trials="2")
+    assert "Simulating 15 devices, 2 trials, on digits012" in page.text
+    second = drafted(desk, {**DIGITS, "name": "other"})
+    assert "one runs at a time" in desk.text
+    refused = desk.post(f"{second}/simulate", data="digits012", devices="15", trials="2")
+    assert refused.status == 422
+    assert "Another simulation runs" in refused.text
+    desk.get(first)
+    assert "The simulation was cancelled" in desk.post(f"{first}/cancel").text
+    desk.get(second)
+    desk.post(f"{second}/simulate", data="digits012", devices="15", trials="2")
+    ends = time.monotonic() + LONGEST
+    while "Expected accuracy at 15 devices" not in desk.get(second).text:
+        assert time.monotonic() < ends, desk.text
+        time.sleep(0.5)  # it is another process: nothing here can be waited for
+    assert re.search(r"\(\d+\.\d% to \d+\.\d% over 2 trials\)", desk.text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"data": "digits012", "devices": "0", "trials": "1"}, "Between 1 and 20,000"),
+        ({"data": "digits012", "devices": "5", "trials": "99"}, "Between 1 and 20 trials"),
+        ({"data": "../x", "devices": "5", "trials": "1"}, "Choose one of the data sets"),
+        ({"data": "digits012", "devices": "x", "trials": "1"}, "is no whole number"),
+    ],
+)
+def test_a_simulation_is_bounded(crowd: Crowd, asked: dict[str, str], said: str):
+    desk = set_up(crowd)
+    path = drafted(desk, DIGITS)
+    page = desk.post(f"{path}/simulate", **asked)
+    assert page.status == 422
+    assert said in page.text
+    assert f'value="{asked["devices"]}"' in page.text
+
+
+def test_a_server_without_jax_says_so_and_does_everything_else(crowd: Crowd, monkeypatch: pytest.MonkeyPatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jax" else real(name, *rest))
+    desk = set_up(crowd)
+    path = drafted(desk, DIGITS)
+    assert "The simulator needs JAX" in desk.text
+    assert desk.post(f"{path}/simulate", data="digits012", devices="5", trials="1").status == 422
+    assert "The task runs" in desk.post(f"{path}/start").text
+
+
+# --- tasks ---
+
+
+def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
+    desk, device = set_up(crowd), crowd.device()
+    path = f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
+    desk.get(path)
+    assert "The task is paused" in desk.post(f"{path}/state", to="pause").text
+    assert device.check_in(crowd.task).slug == "busy"
+    assert "The task runs again" in desk.post(f"{path}/state", to="run").text
+    crowd.check_in(device)
+    desk.get(path)
+    assert "The task is stopped" in desk.post(f"{path}/state", to="stop").text
+    assert device.check_in(crowd.task).slug == "task-stopped"
+    assert [kind for kind, detail in events(crowd) if detail == "by anna"] == ["stopped", "running", "paused"]
+    assert desk.post(f"{path}/state", to="explode").status == 422
+
+
+def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: Crowd):
+    browser = busy.browser()
+    store = busy.running.hub.store
+    from crowdml.server.operators import hash_password
+    from crowdml.server.portal.health import spent
+
+    if "watcher" not in store.operators():
+        store.set_operator("watcher", hash_password("correct horse battery staple"), busy.running.hub.clock())
+    Device(busy.running.line(), Key.generate()).check_in(busy.task)
+    desk = Desk(browser, browser.get("/operator/login"))
+    page = desk.post("/operator/login", name="watcher", password="correct horse battery staple")
+    assert "From the signed totals of 12 devices" in page.text
+    assert "unknown-device" in page.text
+    assert page.text.count('<svg class="bars"') == 3
+    assert re.search(r"\d+\.\d% \(\d+% to \d+%\)", page.text), "the error with its interval"
+    one = desk.get(f"/operator/tasks/{busy.task.hash.hex()[:12]}")
+    assert "updates in the middle" in one.text
+    found = spent(store)
+    assert found.devices == found.looked_at == 12
+    assert found.device is not None
+    assert sum(found.device.counts) == 12
+    assert 0 < found.device.middle <= found.device.most
+
+
+def test_files_of_a_task_are_what_the_store_has(crowd: Crowd):
+    desk = set_up(crowd)
+    for _ in range(3):
+        crowd.check_in(crowd.device())
+    path = f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
+    cookie = {"Cookie": f"crowdml-operator={desk.cookie}"}
+
+    def download(name: str) -> tuple[bytes, str]:
+        answer = crowd.running.line().ask("GET", f"{path}/{name}", headers=cookie)
+        assert answer.status == 200
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        return answer.body, answer.headers["content-disposition"]
+
+    expected = model_file(export_model(crowd.running.hub.store, crowd.task.hash))
+    assert download("model.safetensors") == (expected, 'attachment; filename="activity.safetensors"')
+    assert download("task.json")[0] == crowd.task.canonical
+    assert b"Data never seen" in download("card.md")[0]
+    import onnxruntime
+
+    onnxruntime.InferenceSession(download("model.onnx")[0])
+    assert crowd.running.line().ask("GET", f"{path}/secrets", headers=cookie).status == 404
+    transcript, name = download("transcript")
+    assert "activity.transcript" in name
+    file = Path(crowd.running.hub.store.path or "").with_name("told")
+    file.write_bytes(transcript)
+    from crowdml.server.transcript import replay
+
+    assert replay(file).check_ins == 3
+    assert ("downloaded", "anna: model.safetensors") in events(crowd)
+
+
+# --- invitations and devices ---
+
+
+def test_invitations_are_shown_once_as_cards_and_as_csv_and_let_devices_in(crowd: Crowd):
+    desk = set_up(crowd)
+    desk.get(f"/operator/invitations/new?task={crowd.task.hash.hex()}")
+    form = {"number": "8", "uses": "1", "ends": "7d", "rate": "50", "label": "Class 7b", "task": crowd.task.hash.hex()}
+    page = desk.post("/operator/invitations/new", **form)
+    assert page.text.count('class="qr-card"') == 8
+    assert page.headers["cache-control"] == "no-store"
+    found = re.search(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', page.text)
+    assert found is not None
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(found[1]).decode())))
+    assert len(rows) == 8
+    assert Device(crowd.running.line()).enrol(rows[0]["code"]).status == 201
+    listed = desk.get("/operator/invitations")
+    assert "Class 7b" in listed.text
+    assert "1 of 8" in listed.text
+    assert not [row["code"] for row in rows if row["code"] in listed.text]
+    (end,) = re.findall(r'action="(/operator/invitations/[0-9a-f]+/end)"', listed.text)[:1]
+    assert "have ended" in desk.post(end).text
+    assert Device(crowd.running.line()).enrol(rows[1]["code"]).slug == "invitation"
+    assert ("invited", "anna: 8 invitations, 'Class 7b'") in events(crowd)
+    assert ("invitation-ended", "anna: 'Class 7b'") in events(crowd)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"number": "0"}, "is no whole number"),
+        ({"number": "501"}, "At most 500"),
+        ({"uses": "x"}, "is no whole number"),
+        ({"ends": "soon"}, "is no end"),
+        ({"rate": "-1"}, "is no whole number"),
+        ({"task": "00" * 32}, "Choose one of the tasks"),
+        ({"label": "x" * 90}, "at most 80"),
+    ],
+)
+def test_an_invitation_that_cannot_be_is_said_next_to_its_field(crowd: Crowd, change: dict[str, str], said: str):
+    desk = set_up(crowd)
+    desk.get("/operator/invitations/new")
+    form = {"number": "2", "uses": "1", "ends": "7d", "rate": "", "label": "kept <label>", "task": "", **change}
+    before = len(crowd.running.hub.store.invitations())
+    page = desk.post("/operator/invitations/new", **form)
+    assert page.status == 422
+    assert said in page.text
+    assert "label" in change or "kept &lt;label&gt;" in page.text
+    assert len(crowd.running.hub.store.invitations()) == before
+
+
+def test_devices_are_found_paged_looked_at_and_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from crowdml.server.portal import people
+
+    monkeypatch.setattr(people, "PAGE", 3)
+    with open_crowd(tmp_path / "data") as crowd:
+        desk = set_up(crowd)
+        devices = sorted((crowd.device() for _ in range(5)), key=lambda each: each.key.id)
+        crowd.check_in(devices[0])
+        page = desk.get("/operator/devices")
+        ids = [each.key.id for each in devices]
+        assert [name for name in ids if f"/operator/devices/{name}" in page.text] == ids[:3]
+        more = re.search(r'href="([^"]+after=[^"]+)"', page.text)
+        assert more is not None
+        rest = desk.get(more[1].replace("&amp;", "&"))
+        assert [name for name in ids if f"/operator/devices/{name}" in rest.text] == ids[3:]
+        assert ids[4] in desk.get(f"/operator/devices?{urlencode({'search': ids[4][:10].upper()})}").text
+        assert ids[1] in desk.get("/operator/devices?search=made+at").text
+        assert "No device matches" in desk.get("/operator/devices?search=%25").text
+        page = desk.get(f"/operator/devices/{ids[0]}")
+        assert "made at the start" in page.text
+        assert "Yes, revoke this device" in page.text
+        assert "is revoked" in desk.post(f"/operator/devices/{ids[0]}/revoke").text
+        assert devices[0].check_in(crowd.task).slug == "revoked"
+        assert ("revoked", f"anna: {ids[0]}") in events(crowd)
+        assert desk.get("/operator/devices/" + "0" * 32).status == 404
+        assert desk.get("/operator/devices/..%2f").status == 404
+
+
+# --- settings, and the pages themselves ---
+
+
+def test_settings_are_checked_kept_and_shown_to_participants(crowd: Crowd):
+    desk = set_up(crowd)
+    desk.get("/operator/settings")
+    wrong = desk.post("/operator/settings", institution="", contact="x", address="nowhere")
+    assert wrong.status == 422
+    assert "Say who that is" in wrong.text
+    assert "is no address" in wrong.text
+    form = {"institution": "City of Example", "contact": "mail@study.example", "address": "https://study.example/"}
+    assert "Saved." in desk.post("/operator/settings", **form).text
+    assert "City of Example" in crowd.browser().get(crowd.path).text
+    desk.get("/operator/invitations/new")
+    assert "https://study.example/join/" in desk.post("/operator/invitations/new", number="1", uses="1", ends="1d").text
+    desk.get("/operator/settings")
+    desk.post("/operator/settings", institution="", contact="", address="")
+    assert crowd.running.hub.store.setting("contact") is None
+    assert ("settings", "anna: contact and address") in events(crowd)
+
+
+def test_every_page_is_kept_nowhere_and_keeps_to_itself(crowd: Crowd):
+    desk = set_up(crowd)
+    for path in ("/operator", "/operator/tasks/new", "/operator/devices", "/operator/settings", "/operator/login"):
+        page = desk.get(path)
+        assert page.headers["cache-control"] == "no-store"
+        assert page.headers["referrer-policy"] == "same-origin"
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "unsafe" not in page.headers["content-security-policy"]
+        assert not re.search(r'<[^>]+ (style|on[a-z]+)="', page.text), "the policy would refuse it"
+        assert not re.search(r'(src|href|action)="(https?:)?//', page.text)
+
+
+def test_the_defaults_of_the_form_are_a_task_once_it_has_a_name_and_classes():
+    text, flaws = task_text({**defaults(), "name": "study", "labels.classes": "a\nb\nc"})
+    assert not flaws
+    assert check_text(text).features.dimension == 64
+    assert set(FIELDS) == set(defaults())
+
+
+def test_a_server_without_an_authority_of_its_own_has_no_certificate_to_give(crowd: Crowd):
+    assert crowd.running.line().ask("GET", "/ca.pem").status == 404
