@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -175,6 +174,8 @@ class Task:
 
 def parse(text: str, where: str = "the task") -> Task:
     """A task from TOML. `where` names the file in errors."""
+    import tomllib  # a device reads canonical JSON
+
     try:
         values = tomllib.loads(text, parse_float=_number)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:

@@ -19,7 +19,6 @@ import numpy as np
 from crowdml.device.client import Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
-from crowdml.device.joining import enrol_device, pinned, recover
 from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
 from crowdml.protocol import Protocol
@@ -102,6 +101,8 @@ class Fleet:
 
     async def enrol(self, code: str, ca: str | None, progress: Callable[[int], None] = lambda _: None) -> None:
         """Enrol every device; those that the server knows already stay as they are."""
+        from crowdml.device.joining import enrol_device, pinned
+
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(key: Key) -> None:
@@ -136,6 +137,8 @@ class Fleet:
         """The ledger; where it was lost, a new one that begins from what the server can prove."""
         failures = 0
         while self.folder.lost:
+            from crowdml.device.joining import recover
+
             try:
                 found, exhausted = await recover(self.folder, self.client, self.all_keys(), self.clock)
                 self.tell(f"the ledger was lost: {found} began from a signed statement, {exhausted} as exhausted")

@@ -28,7 +28,6 @@ from crowdml.device.marks import Mark, Marks, read_marks
 from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
 from crowdml.privacy.losses import Unbounded
 from crowdml.protocol import Protocol, affordable, quote
-from crowdml.protocols import find
 from crowdml.storage import Budget, Ledger
 from crowdml.task import Task, from_canonical
 from crowdml.wire.keys import Key
@@ -89,6 +88,8 @@ def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
             f"the server sent a task with hash {found.hex()[:12]}, and {expected.hex()[:12]} was asked for. "
             "Nothing was sent. Ask whoever runs the study."
         )
+    from crowdml.protocols import find  # models and all: when a task is there, and not before
+
     task = from_canonical(data)
     protocol = find(task)
     if task.as_published:

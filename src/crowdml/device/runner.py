@@ -46,7 +46,6 @@ from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
-from crowdml.wire.requests import authorize
 from crowdml.wire.statements import Statement
 
 __all__ = [
@@ -365,7 +364,8 @@ class Runner:
                 stop = await self._turn()
                 if stop is not None:
                     return Ending("stopped", stop)
-            return Ending("limit", f"{self.counts.check_ins} check-ins were made, as asked.")
+            made = self.counts.check_ins
+            return Ending("limit", f"{made} check-in{'s were' if made != 1 else ' was'} made, as asked.")
         except BudgetExhausted as error:
             return Ending("budget", str(error))
         except Refused as error:
@@ -663,6 +663,8 @@ class Runner:
         while True:
             signed = dict(headers or {})
             if self._signs_reads and method == "GET":
+                from crowdml.wire.requests import authorize
+
                 target = self.client.prefix + path
                 signed["Authorization"] = authorize(self.member.key, method, target, body, now=self.clock.now())
             try:
@@ -672,7 +674,7 @@ class Runner:
                 self.tell(f"waiting {pause:.0f} s: {error}")
             except Problem as problem:
                 self.counts.problems[problem.slug] += 1
-                if problem.slug == "authorization" and not self._signs_reads:  # a closed task: read with a signature
+                if problem.slug in ("closed", "authorization") and not self._signs_reads:  # read with a signature
                     self._signs_reads = True
                     continue
                 if problem.status not in (408, 429) and problem.status < 500:

@@ -1,7 +1,22 @@
 """What devices and the simulator both compute before learning: norms, projections, windows and spectra. NumPy only."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from crowdml.features.norms import Norm, into_ball, normalise
-from crowdml.features.pca import Pca
 from crowdml.features.spectrum import spectrum, windows
 
+if TYPE_CHECKING:
+    from crowdml.features.pca import Pca
+
 __all__ = ["Norm", "Pca", "into_ball", "normalise", "spectrum", "windows"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Pca` is imported when it is asked for: a device that only shrinks rows onto a ball does not need it."""
+    if name != "Pca":
+        raise AttributeError(f"module 'crowdml.features' has no attribute {name!r}")
+    from crowdml.features.pca import Pca
+
+    return Pca
