@@ -11,13 +11,6 @@ from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 
 from crowdml.errors import DataError
 
@@ -64,7 +57,7 @@ class Key:
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
-        self.public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.public = private.public_key().public_bytes_raw()
         self.id = device_id(self.public)
 
     @staticmethod
@@ -80,6 +73,8 @@ class Key:
     @staticmethod
     def load(path: Path | str) -> Key:
         """The key in a PEM file (PKCS #8, not encrypted)."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
         try:
             private = load_pem_private_key(Path(path).read_bytes(), password=None)
         except FileNotFoundError as error:
@@ -92,6 +87,8 @@ class Key:
 
     def save(self, path: Path | str) -> None:
         """Write the key to a new file that its owner alone may read (mode 0600). A key is never overwritten."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
         pem = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
