@@ -7,7 +7,7 @@ export CROWDML_DATA
 # One thread a process: the tests run in as many processes as there are cores.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all figures bench mutants lint docs clean
+.PHONY: demo test test-all figures screenshots bench mutants lint docs clean
 
 demo: $(READY)
 	@$(VENV)/bin/crowdml demo
@@ -22,6 +22,9 @@ test-all: $(READY)
 
 figures: $(READY)
 	@$(VENV)/bin/crowdml reproduce --all --out out/figures
+
+screenshots: $(READY)
+	@$(RUN) tests/portal/screens.py out/screenshots
 
 bench: $(READY)
 	@$(VENV)/bin/crowdml bench sim
