@@ -178,3 +178,17 @@ def test_the_proof_sees_a_check_in_that_is_lost_and_one_that_is_counted_twice(tm
         broken = prove(tmp_path / "server.sqlite", task, [good, forged], *rest)
         assert (broken.lost, broken.unsigned, broken.holds) == (1, 1, False)
     assert not prove(tmp_path / "server.sqlite", task, [good], rest[0], published + b"x", *rest[2:]).same_bits
+
+
+def test_a_server_that_cannot_start_is_one_sentence_with_its_last_words(tmp_path: Path) -> None:
+    import asyncio
+    import socket
+
+    from crowdml.demo.process import ServerFailed, ServerProcess
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = ServerProcess(tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(ServerFailed, match=r"did not start. Its last words: .*could not listen on"):
+            asyncio.run(server.start())
+    server.stop()
+    assert server.process is None

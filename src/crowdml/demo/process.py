@@ -70,8 +70,9 @@ class ServerProcess:
             raise self.failure("stopped by itself")
 
     def failure(self, what: str) -> ServerFailed:
-        last = self.log.read_text(errors="replace").strip().splitlines()[-1:] if self.log.exists() else []
-        return ServerFailed(f"The demo's server {what}. Its last words: {last[0] if last else 'none'}")
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        said = [line.removeprefix("crowdml: ") for line in lines if line.startswith("crowdml: ")] or lines or ["none"]
+        return ServerFailed(f"The demo's server {what}. Its last words: {said[-1]}")
 
     def kill(self) -> None:
         """SIGKILL: no handler runs, nothing is flushed."""
