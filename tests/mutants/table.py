@@ -1,7 +1,7 @@
 """The mutants: each a small wrong turn that somebody could take in good faith, and the test that must notice it.
 
 The groups follow the table at the end of section 7 of the privacy review; each alternative in one of its rows is a
-mutant of its own. Rows about code that is not here yet (masks, local updates, perturbed objectives) come with it.
+mutant of its own. Rows about code that is not here yet (local updates, perturbed objectives) come with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ACCOUNTING, ACCOUNTED = "privacy/accounting.py", "tests/privacy/test_accounting.
 LEDGER, CHARGED = "storage/ledger.py", "tests/storage/test_ledger.py::"
 CRASHED = "tests/storage/test_ledger_crash.py::"
 KILLERS = "tests/mutants/test_killers.py::"
+MASKS, LIES = "tests/secagg/test_masks.py::", "tests/secagg/test_lies.py::"
+ROUNDS, SHARES, GRAPH = (f"tests/secagg/test_{name}.py::" for name in ("rounds", "shamir", "graph"))
 
 
 @dataclass(frozen=True)
@@ -659,5 +661,167 @@ MUTANTS: tuple[Mutant, ...] = (
         "        rows = rows.astype(xp.result_type(rows.dtype, xp.float32))  # half a float would overflow below\n",
         "",
         "tests/privacy/test_grid.py::test_half_floats_and_entries_at_the_edge_of_an_integer_stay_within_the_clip[l2]",
+    ),
+    # --- mask sign dropped, mask reused, tag missing; and what a device must refuse ---
+    Mutant(
+        "mask sign dropped",
+        "secagg/device.py",
+        "1 if me < peer else -1",
+        "1",
+        f"{MASKS}test_both_ends_of_a_pair_have_one_key_and_opposite_signs",
+    ),
+    Mutant(
+        "pair mask without its tag",
+        "secagg/masks.py",
+        'derive(secret, salt, "pair", low, high, tag)',
+        'derive(secret, salt, "pair", low, high)',
+        f"{MASKS}test_G9_the_same_keys_in_another_round_cohort_or_task_give_another_mask",
+    ),
+    Mutant(
+        "self-mask without its tag",
+        "secagg/masks.py",
+        'derive(seed, salt, "self", device, tag)',
+        'derive(seed, salt, "self", device)',
+        f"{MASKS}test_G9_the_same_keys_in_another_round_cohort_or_task_give_another_mask",
+    ),
+    Mutant(
+        "mask reused in every round",
+        "secagg/masks.py",
+        "pack([self.task, self.round, self.view])",
+        "pack([self.task, self.view])",
+        f"{MASKS}test_G9_the_same_keys_in_another_round_cohort_or_task_give_another_mask",
+    ),
+    Mutant(
+        "mask reused in every cohort",
+        "secagg/masks.py",
+        "pack([self.task, self.round, self.view])",
+        "pack([self.task, self.round])",
+        f"{LIES}test_masks_of_devices_that_were_shown_different_cohorts_do_not_cancel",
+    ),
+    Mutant(
+        "no self-mask",
+        "secagg/device.py",
+        "keys = [(masks.self_key(seed, salt, me, field.tag), 1)]",
+        "keys = []",
+        f"{MASKS}test_G10_a_late_message_after_reconstruction_is_uniform_given_all_that_the_server_holds",
+    ),
+    Mutant(
+        "points of low order pass",
+        "secagg/device.py",
+        "        masks.check_point(advert.pair)\n",
+        "",
+        f"{LIES}test_a_neighbour_with_a_point_of_low_order_is_refused",
+    ),
+    Mutant(
+        "the same round twice",
+        "secagg/device.py",
+        "if round <= after:",
+        "if round < after:",
+        f"{LIES}test_the_same_round_twice_or_an_earlier_one_is_refused[1]",
+    ),
+    Mutant(
+        "a phase is answered twice",
+        "secagg/device.py",
+        "    if state.phase != phase:\n",
+        "    if False:\n",
+        f"{LIES}test_a_replayed_phase_is_refused_at_every_step",
+    ),
+    Mutant(
+        "a cohort of any size",
+        "secagg/cohort.py",
+        "if rest or not terms.smallest <= devices <= terms.largest:",
+        "if rest:",
+        f"{LIES}test_a_cohort_of_one_is_refused",
+    ),
+    Mutant(
+        "a cohort without oneself",
+        "secagg/device.py",
+        "if own is None or roster.adverts[own] != decode(Advert, state.sent).hash:",
+        "if own is None:",
+        f"{LIES}test_a_cohort_with_other_keys_for_the_device_itself_is_refused",
+    ),
+    Mutant(
+        "unsigned keys pass",
+        "secagg/device.py",
+        " or not advert.verify(terms.task):",
+        ":",
+        f"{LIES}test_a_neighbour_with_keys_that_it_did_not_sign_is_refused",
+    ),
+    Mutant(
+        "the wrong kind of share is revealed",
+        "secagg/device.py",
+        "if survivors[peer] else content[: shamir.SHARE_SIZE]",
+        "if not survivors[peer] else content[: shamir.SHARE_SIZE]",
+        f"{ROUNDS}test_no_holder_reveals_both_kinds_of_share_of_one_device",
+    ),
+    Mutant(
+        "a quorum of one fewer",
+        "secagg/device.py",
+        "    if found < roster.plan.quorum:",
+        "    if found < roster.plan.quorum - 1:",
+        f"{LIES}test_signatures_that_are_missing_forged_repeated_or_the_devices_own_do_not_count",
+    ),
+    Mutant(
+        "one's own signature counts",
+        "secagg/device.py",
+        "if signer == own or not survivors[signer]",
+        "if not survivors[signer]",
+        f"{LIES}test_signatures_that_are_missing_forged_repeated_or_the_devices_own_do_not_count",
+    ),
+    Mutant(
+        "a missing device reveals",
+        "secagg/device.py",
+        "    if not survivors[own]:",
+        "    if False:",
+        f"{LIES}test_a_device_that_is_called_missing_signs_nothing_and_reveals_nothing",
+    ),
+    Mutant(
+        "a sum of too few is revealed",
+        "secagg/device.py",
+        "    if survivors.sum() < roster.plan.survivors or around",
+        "    if around",
+        f"{LIES}test_too_few_survivors_are_refused",
+    ),
+    Mutant(
+        "threshold without colluders",
+        "secagg/graph.py",
+        "quorum = (devices + colluders) // 2 + 1",
+        "quorum = devices // 2 + 1",
+        f"{GRAPH}test_the_threshold_of_a_complete_graph_is_the_least_with_2t_above_n_plus_colluders[100-10-70-56]",
+    ),
+    Mutant(
+        "one side of the circle may be bought",
+        "secagg/graph.py",
+        "threshold = max((k + 1 + everywhere) // 2 + 1, k // 2 + one_side + 1)",
+        "threshold = (k + 1 + everywhere) // 2 + 1",
+        f"{GRAPH}test_k_and_t_hold_what_they_state_by_exact_probabilities[1000-50-800]",
+    ),
+    Mutant(
+        "shares of a constant",
+        "secagg/shamir.py",
+        "for coefficients in (*higher[::-1], limbs[0]):",
+        "for coefficients in (*(higher[::-1] * np.uint64(0)), limbs[0]):",
+        f"{SHARES}test_fewer_shares_than_the_threshold_are_uniform",
+    ),
+    Mutant(
+        "rebuilt secrets are not checked",
+        "secagg/server.py",
+        " and _is_right(adverts[owner], secret, survived=bool(survivors[owner]))",
+        "",
+        f"{ROUNDS}test_a_seed_that_is_not_the_one_signed_for_is_not_used",
+    ),
+    Mutant(
+        "late masked vectors are folded",
+        "secagg/server.py",
+        "    if state.phase != phase:\n",
+        "    if False:\n",
+        f"{ROUNDS}test_a_late_masked_vector_is_refused_and_changes_nothing",
+    ),
+    Mutant(
+        "any sum is plausible",
+        "secagg/server.py",
+        "if largest > left * field.bound + field.slack:",
+        "if False:",
+        f"{ROUNDS}test_one_device_that_sends_random_elements_makes_the_round_abandoned",
     ),
 )

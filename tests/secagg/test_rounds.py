@@ -14,6 +14,7 @@ from crowdml.errors import ProtocolError
 from crowdml.secagg import device, ring, server, shamir
 from crowdml.secagg.device import DeviceRound
 from crowdml.secagg.messages import (
+    Advert,
     Held,
     Masked,
     Reveal,
@@ -262,6 +263,20 @@ def test_a_dealer_of_garbage_that_goes_missing_costs_the_round_and_reveals_nothi
     crowd.close()
     crowd.go_to("abandoned", missing=[dealer])
     assert not crowd.server.body
+
+
+def test_a_seed_that_is_not_the_one_signed_for_is_not_used():
+    """The dealer's shares fit together, and give another seed than its advert committed to."""
+    crowd = Crowd(terms(), 8)
+    crowd.advertise()
+    dealer = crowd.ids[2]
+    honest = decode(Advert, crowd.devices[dealer].sent)
+    other = Advert.make(crowd.terms.task, 1, crowd.keys[dealer], honest.pair, honest.seal, seed_commitment(bytes(32)))
+    crowd.devices[dealer] = replace(crowd.devices[dealer], sent=encode(other))
+    crowd.deliver()
+    crowd.close()
+    crowd.go_to("abandoned")
+    assert "secrets of 1 devices did not come back" in crowd.server.why
 
 
 def test_no_holder_reveals_both_kinds_of_share_of_one_device():
