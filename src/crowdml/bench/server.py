@@ -328,7 +328,7 @@ def serve_bare(folder: Path) -> None:
     keys = [Key.from_secret(secrets[at : at + 32]) for at in range(0, len(secrets), 32)]
     public = {key.id.encode(): Ed25519PublicKey.from_public_bytes(key.public) for key in keys}
     database = sqlite3.connect(folder / "bare.sqlite", isolation_level=None, check_same_thread=False)
-    for pragma in ("journal_mode = wal", "synchronous = full"):
+    for pragma in ("page_size = 8192", "journal_mode = wal", "synchronous = full"):
         database.execute(f"pragma {pragma}").fetchall()
     database.execute("create table body (id integer primary key, signed blob not null)")
     receipt, publication = bytes(262), bytes(2048)

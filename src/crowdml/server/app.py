@@ -6,12 +6,14 @@ Check-outs and check-ins are answered before the router: they are the hot paths 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,16 +22,20 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from crowdml.server import logs, portal
+from crowdml.server.connection import Answered, Header
 from crowdml.server.hub import Hub, price_of
 from crowdml.server.limits import Rates
 from crowdml.server.openapi import describe
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import StoreError
 from crowdml.wire.envelopes import open_signed
+from crowdml.wire.packing import pack
 from crowdml.wire.problems import PROBLEMS, Problem
+from crowdml.wire.receipts import chain_start
 from crowdml.wire.requests import LARGEST_ENROLMENT, open_enrolment, parse_authorization
 
 log = logging.getLogger("crowdml.server")
@@ -37,10 +43,11 @@ log = logging.getLogger("crowdml.server")
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
 TASKS, PUBLICATION, CHECK_IN = "/v1/tasks/", "/publication", "/check-in"
 NOTHING: Message = {"type": "http.response.body", "body": b""}
-Header = tuple[bytes, bytes]
+UNUSUAL = frozenset((b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto"))
+"""Headers with which a check-in or check-out goes through ASGI."""
 
 
-def make_app(hub: Hub) -> ASGIApp:
+def make_app(hub: Hub) -> Front:
     """The whole server as one ASGI application."""
 
     @asynccontextmanager
@@ -57,6 +64,7 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/v1/tasks/{task}", task, methods=["GET"]),
         Route("/v1/tasks/{task}/publication", in_front, methods=["GET"]),
         Route("/v1/tasks/{task}/publications/{version}", publication_version, methods=["GET"]),
+        Route("/v1/tasks/{task}/chain", chain_values, methods=["GET"]),
         Route("/v1/tasks/{task}/check-in", in_front, methods=["POST"]),
         Route("/problems/{slug}", problem_page, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
@@ -80,6 +88,11 @@ class Front:
         self.app, self.hub = app, hub
         self.addresses = Rates(hub.limits.address_rate, hub.limits.address_burst)
         self._heads: dict[bytes, tuple[Any, list[Header], list[Header]]] = {}
+        self._urls: dict[bytes, tuple[bytes, bytes]] = {}
+        self._answers: dict[bytes, tuple[Any, bytes, bytes, bytes]] = {}
+        self._receipt_heads: dict[tuple[int, int], bytes] = {}
+        self._receipts_for: tuple[Any, int] = (None, 0)
+        self._busy_said = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,22 +112,130 @@ class Front:
                     return
             scope["crowdml.request"] = secrets.token_hex(6)
             await self.app(scope, receive, logs.logged(scope, send))
-        except Problem as problem:
-            await note(problem, scope, self.hub)(scope, receive, send)
-        except StoreError as error:
-            log.error("%s: %s", _shown(scope), error)
-            await note(self.hub.unwritten(error), scope, self.hub)(scope, receive, send)
         except ClientDisconnect:
             log.debug("%s: the peer went away", _shown(scope))
-        except Exception:
-            number = scope.setdefault("crowdml.request", secrets.token_hex(6))
-            log.exception("request %s: %s failed", number, _shown(scope))
-            problem = Problem("internal", "The server made a mistake; nothing changed.", request=number)
-            await note(problem, scope, self.hub)(scope, receive, send)  # every answer is made before it is sent
+        except Exception as error:
+            await note(self._problem(error, scope), scope, self.hub)(scope, receive, send)  # made before it is sent
+
+    # --- from the connection, without ASGI ---
+
+    def look_up(self, method: bytes, url: bytes, headers: list[Header]) -> bytes | None:
+        """The task's hash, if this is a check-out or a check-in with nothing unusual about it."""
+        found = self._urls.get(url)
+        if found is None:
+            found = self._known_url(url)
+            if found is None:
+                return None
+        wanted, hash_ = found
+        if method != wanted:
+            return None
+        if method == b"GET":
+            if hash_ in self.hub.closed:
+                return None
+            for name, _ in headers:
+                if name in UNUSUAL:
+                    return None
+            return hash_
+        size = b""
+        for name, value in headers:
+            if name == b"content-length":
+                size = value
+            elif name in UNUSUAL:
+                return None
+        return hash_ if size.isdigit() and len(size) < 12 and int(size) <= self.hub.limits.body else None
+
+    def _known_url(self, url: bytes) -> tuple[bytes, bytes] | None:
+        """The method and the task of a hot path, for tasks that are here: so no more are kept than there are tasks."""
+        text = url.decode("latin-1")
+        for method, ending in ((b"GET", PUBLICATION), (b"POST", CHECK_IN)):
+            if text.startswith(TASKS) and text.endswith(ending):
+                with contextlib.suppress(Problem):
+                    hash_ = _hash(text[len(TASKS) : -len(ending)])
+                    if hash_ in self.hub.runners:
+                        self._urls[url] = method, hash_
+                        return self._urls[url]
+        return None
+
+    def check_out(self, hash_: bytes, headers: list[Header], address: str, common: list[Header]) -> bytes:
+        """GET /v1/tasks/{hash}/publication, whole."""
+        self.addresses.take(address, time.monotonic())
+        runner = self.hub.runners[hash_]
+        offer, window, state = runner.offer, self.hub.window(), self.hub.states[hash_]
+        kept = self._answers.get(hash_)
+        if kept is None or kept[0][0] is not offer or kept[0][1] is not common or kept[0][2:] != (window, state):
+            tag, full, same = self._head(runner)
+            whole = _packed_head(200, [*common, *full]) + offer.body
+            kept = self._answers[hash_] = (
+                (offer, common, window, state),
+                tag,
+                whole,
+                _packed_head(304, [*common, *same]),
+            )
+        for name, value in headers:
+            if name == b"if-none-match" and (kept[1] in value or value == b"*"):
+                return kept[3]
+        return kept[2]
+
+    def begin_check_in(self, address: str) -> None:
+        """Whether a body may come: by address, and by how many wait."""
+        self.addresses.take(address, time.monotonic())
+        self.hub.admit()
+
+    def check_in(self, hash_: bytes, data: bytes, address: str, done: Answered) -> None:
+        """POST /v1/tasks/{hash}/check-in, as `_check_in`."""
+        signed = open_signed(data)  # 400
+        if signed.envelope.task != hash_:
+            raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
+
+        def answered(answer: tuple[int, bytes] | Problem) -> None:
+            if not isinstance(answer, Problem):
+                self.addresses.give(address)
+            done(answer)
+
+        self.hub.submit(signed, answered)
+
+    def head(self, status: int, size: int, common: list[Header]) -> bytes:
+        """The head of the answer to a check-in, made once for each size of a receipt while nothing changes."""
+        window = self.hub.window()
+        if self._receipts_for[0] is not common or self._receipts_for[1] != window:
+            self._receipts_for = common, window
+            self._receipt_heads.clear()
+        found = self._receipt_heads.get((status, size))
+        if found is None:
+            headers = [*common, *receipt_headers(size, window)]
+            found = self._receipt_heads[status, size] = _packed_head(status, headers)
+        return found
+
+    def refusal(self, error: Exception, method: str, path: str) -> tuple[int, list[Header], bytes]:
+        """What is answered to an error, counted and logged; of many that are busy, one line a second."""
+        scope: Scope = {"type": "http", "method": method, "path": path, "headers": []}
+        problem = self._problem(error, scope)
+        now = time.monotonic()
+        if problem.slug == "busy" and now - self._busy_said < 1:
+            self.hub.counts["busy"] = self.hub.counts.get("busy", 0) + 1
+            response = problem_response(problem, {})
+        else:
+            self._busy_said = now if problem.slug == "busy" else self._busy_said
+            response = note(problem, scope, self.hub)
+        return response.status_code, response.raw_headers, bytes(response.body)
+
+    def _problem(self, error: Exception, scope: Scope) -> Problem:
+        """An error as it travels. What it said, and where, is in the log alone."""
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, StoreError):
+            log.error("%s: %s", _shown(scope), error)
+            return self.hub.unwritten(error)
+        number = scope.setdefault("crowdml.request", secrets.token_hex(6))
+        log.error("request %s: %s failed", number, _shown(scope), exc_info=error)
+        return Problem("internal", "The server made a mistake; nothing changed.", request=number)
+
+    # --- through ASGI ---
 
     async def _check_out(self, scope: Scope, path: str, send: Send) -> None:
         """GET /v1/tasks/{hash}/publication: what the server offers now; 304 if the device has it."""
         runner = self.hub.find(_hash(path[len(TASKS) : -len(PUBLICATION)]))
+        await admit_reader(self.hub, scope, runner.task.hash)
         offer = runner.offer
         tag, full, same = self._head(runner)
         for name, value in scope["headers"]:
@@ -154,18 +275,30 @@ class Front:
         """POST /v1/tasks/{hash}/check-in: one signed envelope. 202 if new, 200 if already here; both with a receipt."""
         hub = self.hub
         runner = hub.find(_hash(path[len(TASKS) : -len(CHECK_IN)]))  # 404
+        hub.admit()  # 503, before the body is read
         data = await read_body(scope, receive, hub.limits.body)  # 413
         signed = open_signed(data)  # 400
         if signed.envelope.task != runner.task.hash:
             raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
         status, receipt = await hub.check_in(signed)  # 401, 403, 409, 410, 422, 429, 503, 507
-        headers = [
-            (b"content-type", MSGPACK.encode()),
-            (b"content-length", str(len(receipt)).encode()),
-            (b"crowdml-next", str(hub.window()).encode()),
-        ]
+        headers = receipt_headers(len(receipt), hub.window())
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": receipt})
+
+
+def receipt_headers(size: int, window: int) -> list[Header]:
+    return [
+        (b"content-type", MSGPACK.encode()),
+        (b"content-length", str(size).encode()),
+        (b"crowdml-next", str(window).encode()),
+    ]
+
+
+def _packed_head(status: int, headers: list[Header]) -> bytes:
+    lines = [STATUS_LINE[status]]
+    for name, value in headers:
+        lines += (name, b": ", value, b"\r\n")
+    return b"".join((*lines, b"\r\n"))
 
 
 def note(problem: Problem, scope: Scope, hub: Hub) -> Response:
@@ -174,12 +307,18 @@ def note(problem: Problem, scope: Scope, hub: Hub) -> Response:
     hub.counts[problem.slug] = hub.counts.get(problem.slug, 0) + 1
     logs.refused(scope, problem.status, problem.slug)
     headers = {"Crowdml-Request": number}
-    if problem.retry_after is not None:
-        headers["Retry-After"] = str(problem.retry_after)
     if problem.slug in ("too-large", "too-slow"):  # the rest of the body is not waited for
         headers["Connection"] = "close"
     if portal.wants_page(scope):
+        if problem.retry_after is not None:
+            headers["Retry-After"] = str(problem.retry_after)
         return portal.error_page(problem, scope, headers)
+    return problem_response(problem, headers)
+
+
+def problem_response(problem: Problem, headers: dict[str, str]) -> Response:
+    if problem.retry_after is not None:
+        headers = {**headers, "Retry-After": str(problem.retry_after)}
     return Response(problem.encode(), problem.status, headers, media_type=PROBLEM)
 
 
@@ -207,6 +346,10 @@ async def refuse_plainly(request: Request, error: Exception) -> Response:
 # --- handlers ---
 
 
+MOST_LINKS = 1024
+"""Places of the chain in one answer."""
+
+
 async def in_front(request: Request) -> Response:
     """Answered before the router; here so that the router knows which methods the path takes."""
     raise Problem("not-found", "There is nothing at this path.")
@@ -231,6 +374,7 @@ async def tasks(request: Request) -> Response:
             "collects": each.task.collects,
             "hash": each.task.hash.hex(),
             "state": each.state,
+            "closed": each.task.hash in hub.closed,
             "version": each.offer.version,
             "check_ins": each.check_ins,
             "price": price_of(hub.runners[each.task.hash]),
@@ -244,7 +388,8 @@ async def task(request: Request) -> Response:
     """GET /v1/tasks/{hash}: the task itself. Its SHA-256 is its name, so it may be cached for ever."""
     hub: Hub = request.app.state.hub
     runner = hub.find(_hash(request.path_params["task"]))
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "ETag": f'"{runner.task.hash.hex()}"'}
+    scope_of = await admit_reader(hub, request.scope, runner.task.hash)
+    headers = {"Cache-Control": f"{scope_of}, max-age=31536000, immutable", "ETag": f'"{runner.task.hash.hex()}"'}
     return Response(runner.task.canonical, 200, headers, media_type=JSON)
 
 
@@ -252,6 +397,7 @@ async def publication_version(request: Request) -> Response:
     """GET /v1/tasks/{hash}/publications/{version}: a version that is kept; it never changes."""
     hub: Hub = request.app.state.hub
     runner = hub.find(_hash(request.path_params["task"]))
+    scope_of = await admit_reader(hub, request.scope, runner.task.hash)
     text = request.path_params["version"]
     if not text.isdecimal() or len(text) > 12:
         raise Problem("unknown-version", "A version is a whole number.")
@@ -260,8 +406,35 @@ async def publication_version(request: Request) -> Response:
     kept = await asyncio.to_thread(hub.store.publication, runner.task.hash, int(text))
     if kept is None:
         raise Problem("version-gone" if int(text) < runner.offer.version else "unknown-version", "It is not kept.")
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Crowdml-Kind": kept.kind}
+    headers = {"Cache-Control": f"{scope_of}, max-age=31536000, immutable", "Crowdml-Kind": kept.kind}
     return Response(kept.body, 200, headers, media_type=MSGPACK)
+
+
+async def chain_values(request: Request) -> Response:
+    """GET /v1/tasks/{hash}/chain?from=&to=: the journal's chain at these places, so that a device can check its own link.
+
+    Hashes, and nothing else: what went into one is known to its device alone.
+    """
+    hub: Hub = request.app.state.hub
+    runner = hub.find(_hash(request.path_params["task"]))
+    await admit_reader(hub, request.scope, runner.task.hash)
+    hash_, head = runner.task.hash, runner.offer.index
+    first, last = (_place(request.query_params.get(name)) for name in ("from", "to"))
+    if not first <= last <= head or last - first >= MOST_LINKS:
+        raise Problem("bad-request", f"Ask for at most {MOST_LINKS} places, in order, from 0 to {head}.")
+
+    def read() -> list[bytes]:
+        begin = [chain_start(hash_)] if first == 0 else []
+        wanted = last - first + 1 - len(begin)
+        return begin + [each.chain for each in islice(hub.store.entries(hash_, max(0, first - 1)), wanted)]
+
+    return Response(pack({"chain": b"".join(await asyncio.to_thread(read)), "from": first}), media_type=MSGPACK)
+
+
+def _place(text: str | None) -> int:
+    if text is None or not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise Problem("bad-request", "`from` and `to` are places of the journal: whole numbers.")
+    return int(text)
 
 
 async def statement(request: Request) -> Response:
@@ -326,17 +499,35 @@ async def metrics(request: Request) -> Response:
 
 async def authenticate(request: Request, body: bytes) -> str:
     """The device that signed this request, if it is the one in the path."""
-    hub: Hub = request.app.state.hub
-    claim = parse_authorization(request.headers.get("authorization"))
+    device = await signer(request.app.state.hub, request.scope, body)
+    if request.path_params.get("device", device) != device:
+        raise Problem("forbidden", "A device reads and changes what is its own.")
+    return device
+
+
+async def signer(hub: Hub, scope: Scope, body: bytes) -> str:
+    """The device that signed this request."""
+    headers = dict(scope["headers"])
+    claim = parse_authorization(headers.get(b"authorization", b"").decode("latin-1"))
     public = hub.keys.get(claim.device)
     if public is None:
         raise await asyncio.to_thread(hub.stranger, claim.device)
-    path, query = request.scope["raw_path"], request.scope["query_string"]
+    path, query = scope["raw_path"], scope["query_string"]
     target = (path + b"?" + query if query else path).decode("latin-1")
-    claim.check(public, request.method, target, body, now=time.time())
-    if request.path_params.get("device", claim.device) != claim.device:
-        raise Problem("forbidden", "A device reads and changes what is its own.")
+    claim.check(public, scope["method"], target, body, now=time.time())
     return claim.device
+
+
+async def admit_reader(hub: Hub, scope: Scope, hash_: bytes) -> str:
+    """Who may keep what is read of this task: anyone ("public"), or ("private") a device that joined it and signed."""
+    if hash_ not in hub.closed:
+        return "public"
+    if not any(name == b"authorization" for name, _ in scope["headers"]):
+        raise Problem("closed", "Only devices that joined this task may read it. Sign the request.")
+    device = await signer(hub, scope, b"")
+    if not await hub.may_read(device, hash_):
+        raise Problem("not-joined", f"Device {device} was not invited to this task.")
+    return "private"
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.protocol import quote
 from crowdml.server import points
-from crowdml.server.limits import Limits, Rates
+from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
 from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
 from crowdml.task import Task
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 WATCH_EVERY = 1.0
 """Seconds until a change by another command is noticed."""
+LINGER = 0.003
+"""Seconds at most between two batches: a larger one costs each of its check-ins less."""
 log = logging.getLogger("crowdml.server")
 
 
@@ -74,6 +76,8 @@ class Hub:
     clock: Callable[[], str] = utc_now
     runners: dict[bytes, TaskRunner] = field(default_factory=dict)
     states: dict[bytes, State] = field(default_factory=dict)
+    closed: set[bytes] = field(default_factory=set)
+    """Tasks whose publication and text only devices that joined may read."""
     keys: dict[str, bytes] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     """Of answers by what happened: for /metrics."""
@@ -87,7 +91,10 @@ class Hub:
         self.ending = asyncio.Event()
         """Set when the server begins to stop: what never ends by itself, such as a live page, ends then."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
-        self._waiting: list[tuple[Signed, asyncio.Future[tuple[int, bytes]]]] = []
+        self._waiting: list[tuple[Signed, Callable[[Answer], None]]] = []
+        self._in_hand = 0
+        self.queue = Queue()
+        self.population = Population()
         self._awake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -105,6 +112,8 @@ class Hub:
         hub = cls(store, Key.from_secret(secret), limits or Limits())
         for stored in store.tasks():
             hub._host(stored.canonical, stored.state)
+            if stored.closed:
+                hub.closed.add(stored.hash)
         hub.keys = store.active_keys()
         return hub
 
@@ -142,6 +151,7 @@ class Hub:
                     self._joined.clear()
                 elif self.states[stored.hash] != stored.state:
                     self.states[stored.hash] = stored.state
+                (self.closed.add if stored.closed else self.closed.discard)(stored.hash)
             except CrowdmlError as error:
                 log.error("task %s cannot be hosted: %s", stored.name, error)
 
@@ -183,15 +193,41 @@ class Hub:
 
     # --- check-ins ---
 
-    async def check_in(self, signed: Signed) -> tuple[int, bytes]:
-        """Wait until the check-in is durable; its status and receipt, or a Problem."""
+    def admit(self) -> None:
+        """Let one more check-in wait, or refuse it before its body is read.
+
+        It waits if the writer will come to it within `limits.patience` seconds, at the speed it has now. Else it is
+        told when to come back: each that is refused a little later, so that they do not come back together.
+        """
         if self.closing:
             raise Problem("not-ready", "The server is stopping.", retry_after=5)
-        if len(self._waiting) >= self.limits.waiting:
-            raise Problem("busy", f"{len(self._waiting)} check-ins wait already.", retry_after=2)
-        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((signed, future))
+        waiting = len(self._waiting) + self._in_hand
+        if waiting < self.limits.batch // 2:
+            return
+        if waiting >= self.limits.waiting or self.queue.wait(waiting) > self.limits.patience:
+            later = self.queue.later(time.monotonic(), crowd=len(self.keys))
+            raise Problem("busy", f"{waiting} check-ins wait already.", retry_after=later)
+
+    def submit(self, signed: Signed, done: Callable[[Answer], None]) -> None:
+        """Have a check-in taken with the next batch; `done` is called on the event loop, once it is durable."""
+        if self.closing:
+            raise Problem("not-ready", "The server is stopping.", retry_after=5)
+        self._waiting.append((signed, done))
         self._awake.set()
+
+    async def check_in(self, signed: Signed) -> tuple[int, bytes]:
+        """Wait until the check-in is durable; its status and receipt, or a Problem."""
+        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+
+        def done(answer: Answer) -> None:
+            if future.done():
+                return
+            if isinstance(answer, Problem):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self.submit(signed, done)
         return await future
 
     async def _work(self) -> None:
@@ -201,14 +237,19 @@ class Hub:
             while self._waiting:
                 batch = self._waiting[: self.limits.batch]
                 del self._waiting[: self.limits.batch]
+                self._in_hand = len(batch)
+                began = time.monotonic()
                 answers = await self.write(self._accept, [signed for signed, _ in batch])
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    if future.done():
-                        continue
-                    if isinstance(answer, Problem):
-                        future.set_exception(answer)
-                    else:
-                        future.set_result(answer)
+                taken = time.monotonic() - began
+                self.queue.took(len(batch), taken)
+                self._in_hand = 0
+                for (_, done), answer in zip(batch, answers, strict=True):
+                    try:
+                        done(answer)
+                    except Exception:
+                        log.exception("an answer could not be given")
+                if len(batch) > 1 and not self.closing:  # under load: those just answered are on their way back
+                    await asyncio.sleep(min(LINGER, taken / 8))
             if self.closing:
                 return
 
@@ -220,6 +261,7 @@ class Hub:
         for place, signed in enumerate(batch):
             try:
                 self._authenticate(signed, now)
+                self.population.saw(signed.envelope.sender, now)
                 by_task.setdefault(signed.envelope.task, []).append(place)
             except Problem as problem:
                 answers[place] = problem
@@ -359,7 +401,19 @@ class Hub:
 
     async def set_closed(self, hash_: bytes, closed: bool) -> None:
         """Whether only devices that joined may read what the task publishes."""
-        await self.write(self.store.set_closed, hash_, closed, self.clock())
+
+        def work() -> None:
+            self.store.set_closed(hash_, closed, self.clock())
+            (self.closed.add if closed else self.closed.discard)(hash_)
+
+        await self.write(work)
+
+    async def may_read(self, device: str, hash_: bytes) -> bool:
+        """Whether the device joined the task: then it may read what a closed one publishes."""
+        known = self._joined.get(device)
+        if known is None:
+            known = await self.write(self._tasks_of, device)
+        return hash_ in known
 
     async def invite(self, *, uses: int = 1, ends_at: str | None = None, rate: int | None = None,
                      tasks: tuple[bytes, ...] = (), label: str = "") -> str:  # fmt: skip
@@ -385,8 +439,11 @@ class Hub:
         return runner
 
     def window(self) -> int:
-        """Seconds after which a device shall come back, so that the whole crowd keeps to the pace."""
-        return max(1, round(len(self.keys) / self.limits.pace))
+        """Seconds after which a device shall come back, so that all who are there keep to the pace; 0 for a few."""
+        now = time.monotonic()
+        window = int(self.population.size(len(self.keys), now) / self.limits.pace)
+        self.population.span = max(SPAN, 2.0 * window)  # whoever keeps to the window is seen in it
+        return window
 
 
 def price_of(runner: TaskRunner) -> dict[str, Any]:

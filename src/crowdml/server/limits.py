@@ -37,6 +37,67 @@ class Rates:
             self._buckets[name] = (min(self.burst, found[0] + 1), found[1])
 
 
+SPAN = 60.0
+"""Seconds over which devices are counted at least."""
+
+
+@dataclass
+class Population:
+    """How many devices are there: distinct ones that checked in lately, in spans of `span` seconds.
+
+    Until a whole span has passed nobody knows, and all that are registered count: they may all come back at once.
+    """
+
+    span: float = SPAN
+    _began: float | None = None
+    _now: set[str] = field(default_factory=set)
+    _before: set[str] | None = None
+
+    def saw(self, device: str, now: float) -> None:
+        self._turn(now)
+        self._now.add(device)
+
+    def size(self, registered: int, now: float) -> int:
+        self._turn(now)
+        return registered if self._before is None else min(registered, max(len(self._before), len(self._now)))
+
+    def _turn(self, now: float) -> None:
+        if self._began is None:
+            self._began = now
+        elif now - self._began >= self.span:
+            missed = now - self._began >= 2 * self.span
+            self._before, self._now, self._began = set() if missed else self._now, set(), now
+
+
+@dataclass
+class Queue:
+    """How fast the writer works, and when those who are refused shall come back."""
+
+    speed: float = 0.0
+    """Check-ins a second, of the last batches; 0: unknown."""
+    _taken: float = 0.0
+
+    def took(self, check_ins: int, seconds: float) -> None:
+        """A batch was done. The speed follows over about a thousand check-ins: small batches say little."""
+        found = check_ins / max(seconds, 1e-6)
+        weight = min(1.0, check_ins / 1000) if self.speed else 1.0
+        self.speed += weight * (found - self.speed)
+
+    def wait(self, waiting: int) -> float:
+        """Seconds until the writer comes to one more."""
+        return waiting / self.speed if self.speed else 0.0
+
+    def later(self, now: float, crowd: int) -> int:
+        """Whole seconds after which one that is refused finds room: the next place after all that were given away.
+
+        Places follow one another at four fifths of the speed, and never reach beyond the time that the whole crowd
+        takes: whoever is refused twice gives its first place up.
+        """
+        rate = max(1.0, 0.8 * self.speed)
+        self._taken = min(max(self._taken, now + 1) + 1 / rate, now + 2 + crowd / rate)
+        return math.ceil(self._taken - now)
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the operator may set; the defaults suit a small machine."""
@@ -45,6 +106,8 @@ class Limits:
     """Bytes of a check-in."""
     waiting: int = 4096
     """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
+    patience: float = 0.25
+    """Seconds that a check-in may have to wait for the writer; beyond that: 503 with Retry-After."""
     batch: int = 256
     """Check-ins that are journalled in one transaction."""
     address_rate: float = 1000.0
@@ -58,7 +121,7 @@ class Limits:
     """Connections at once; beyond that: 503 with Retry-After."""
     free_space: int = 64 * 2**20
     """Bytes on disk below which nothing new is taken: 507, and reading goes on."""
-    pace: float = 200.0
+    pace: float = 500.0
     """Check-ins a second that the crowd is asked to keep to."""
     snapshot_every: int = 2_000
     """Check-ins of a task between snapshots: what a restart has to fold again."""

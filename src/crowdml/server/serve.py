@@ -165,9 +165,10 @@ async def _serve(
     await hub.write(_note_address, hub.store, address, local)
     token = await hub.write(new_setup_token, hub.store)
     limits = hub.limits
+    app = make_app(hub)
     config = uvicorn.Config(
-        make_app(hub),
-        http=connection_class(limits),
+        app,
+        http=connection_class(limits, app),
         ws="none",
         log_config=None,
         access_log=False,

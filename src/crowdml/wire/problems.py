@@ -44,6 +44,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         "This needs a signed Authorization header",
         "Sign the request with the device's key as docs/protocol.md says under Authorization.",
     ),
+    "closed": ProblemKind(
+        401,
+        "This task is for those who joined it",
+        "Sign the request with the key of a device that joined, as docs/protocol.md says under Authorization.",
+    ),
     "clock": ProblemKind(
         401, "The request was signed too long ago, or in the future", "Set the device's clock and sign again."
     ),

@@ -369,13 +369,15 @@ def _engine(url: URL, *, in_memory: bool) -> Engine:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, record: object) -> None:
+    connection.execute("pragma page_size = 8192")  # of a new file: three bodies of 2 kB a page
     _write_ahead(connection)
     for pragma in (
+        "secure_delete = on",  # what is erased is overwritten, whatever SQLite was built with
         "synchronous = full",
         "foreign_keys = on",
         "trusted_schema = off",
         "cache_size = -32768",  # 32 MiB
-        "wal_autocheckpoint = 4000",  # 16 MiB of log
+        "wal_autocheckpoint = 2000",  # 16 MiB of log
         "journal_size_limit = 67108864",
     ):
         connection.execute(f"pragma {pragma}").fetchall()

@@ -312,17 +312,17 @@ class Journal(Database):
 
     # The chain
 
-    def verify_chain(self, task: bytes, after: Head | None = None, upto: int = LARGEST) -> Head:
+    def verify_chain(self, task: bytes, after: Head | None = None, upto: int = LARGEST, *, bodies: bool = True) -> Head:
         """Compute the chain anew over the journal, and raise where it differs from what is stored; the head.
 
         Every body that is kept must have the hash of its entry, no index may be missing, and each snapshot and each
         device's last entry must agree with the journal. `after` begins at a head that was verified before; `upto` ends
-        there.
+        there; without `bodies` they are not read.
         """
         at = after or Head(0, chain_start(task))
         index, chain = at.index, at.chain
         lasts: dict[str, Last] = {}
-        for place, seq, hash_, stored, name, signed in self._chained(task, index, upto):
+        for place, seq, hash_, stored, name, signed in self._chained(task, index, upto, bodies):
             index, chain = index + 1, chain_next(chain, task, name, seq, hash_)
             if place != index:
                 raise self._broken(task, index, "is missing")
@@ -346,13 +346,14 @@ class Journal(Database):
         return Head(index, chain)
 
     def _chained(
-        self, task: bytes, after: int, upto: int
+        self, task: bytes, after: int, upto: int, bodies: bool
     ) -> Iterator[tuple[int, int, bytes, bytes, str, bytes | None]]:
         """Of every entry between: index, seq, hash, chain, device, body."""
+        sql = self._sql["verify" if bodies else "verify chain"]
         while True:
             with self.reading() as connection:
                 cursor = connection.connection.cursor()
-                cursor.execute(self._sql["verify"], (task_number(connection, task), after, upto, PAGE))
+                cursor.execute(sql, (task_number(connection, task), after, upto, PAGE))
                 page = cursor.fetchall()
             yield from page
             if len(page) < PAGE:
@@ -438,7 +439,7 @@ class Journal(Database):
         keep = self.last_snapshot(task, upto_index)
         if keep is None:
             return Reduced(0, 0)
-        self.verify_chain(task, self._verified_head(task, keep.index), upto=keep.index)
+        self.verify_chain(task, self._verified_head(task, keep.index), upto=keep.index, bodies=False)
         with self.writing() as connection:  # from here on no one starts before this snapshot
             number = task_number(connection, task)
             mine = snapshot.c.task == number
@@ -596,6 +597,9 @@ _SQLITE = {
         select j."index", j.seq, j.hash, j.chain, d.id, b.signed
         from journal j join device d on d.number = j.device
         left join body b on b.task = j.task and b."index" = j."index"
+        where j.task = ? and j."index" > ? and j."index" <= ? order by j."index" limit ?""",
+    "verify chain": """
+        select j."index", j.seq, j.hash, j.chain, d.id, null from journal j join device d on d.number = j.device
         where j.task = ? and j."index" > ? and j."index" <= ? order by j."index" limit ?""",
     "last": """
         select d.id, l.seq, l.hash, l."index" from latest l join device d on d.number = l.device where l.task = ?""",
