@@ -446,7 +446,7 @@ def test_no_secret_is_in_any_log(crowd: Crowd, caplog: pytest.LogCaptureFixture)
         desk.get("/operator/invitations/new")
         form = token_of(desk.page)
         made = desk.post("/operator/invitations/new", number="2", uses="1", ends="1d", task="")
-        codes = re.findall(r"Code <code>([^<]+)</code>", made.text)
+        codes = re.findall(r"Code<br><code>([^<]+)</code>", made.text)
         assert len(codes) == 2
         crowd.browser().get(f"/join/{codes[0]}")
         crowd.browser().get(f"/join/{code}/further")

@@ -44,6 +44,7 @@ def test_a_batch_is_as_many_codes_and_the_store_has_their_hashes_alone(store: St
     batch = make_batch(store, NOW, WHERE, number=50, uses=2, rate=10, tasks=[TASK.hash], label="Class 7b", by="anna")
     codes = {card.code for card in batch.cards}
     assert len(codes) == 50
+    assert all(re.fullmatch(r"([0-9a-hjkmnp-tv-z]{4}-){4}[0-9a-hjkmnp-tv-z]{4}", code) for code in codes)
     kept = store.invitations()
     assert {each.code_hash for each in kept} == {code_hash(code) for code in codes}
     assert {(each.uses, each.rate, each.tasks) for each in kept} == {(2, 10, (TASK.hash,))}

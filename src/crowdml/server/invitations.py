@@ -1,6 +1,6 @@
 """Invitations in batches: codes that are shown once and kept nowhere, as CSV and as sheets to print.
 
-A code is 96 random bits in 16 characters that a URL takes as they are; the store has its hash.
+The store has the hash of a code, and nothing else of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,6 +15,7 @@ from html import escape
 from urllib.parse import urlsplit
 
 from crowdml.errors import CrowdmlError
+from crowdml.server.codes import new_code
 from crowdml.server.hub import code_hash
 from crowdml.storage.server import Invitation, Store
 from crowdml.storage.server.operating import invite_many
@@ -169,9 +169,7 @@ def make_batch(
 
 
 def _card(label: str, place: int, number: int, address: str, trust: str) -> Card:
-    code = secrets.token_urlsafe(12)
-    while code.startswith("-"):  # a command line would take it for an option
-        code = secrets.token_urlsafe(12)
+    code = new_code()
     name = label if number == 1 else f"{label} {place} of {number}"
     return Card(name, code, f"{address}/join/{code}", f"crowdml join {address} {code}{trust} --source csv:FILE")
 
@@ -220,7 +218,7 @@ body { font: 10.5pt/1.35 system-ui, sans-serif; margin: 0; color: #000; backgrou
 .card svg { width: 38mm; height: 38mm }
 .card h2 { font-size: 11.5pt; margin: 0 0 1.5mm }
 .card p { margin: 0 0 1.5mm }
-.card code { font: 600 11pt ui-monospace, monospace }
+.card code { font: 600 10pt ui-monospace, monospace; white-space: nowrap }
 .small { font-size: 8.5pt; color: #333 }
 @media screen { body { padding: 8mm; max-width: 200mm; margin: auto } }
 """
@@ -240,7 +238,7 @@ def sheet_html(batch: Batch) -> str:
 def _card_html(batch: Batch, card: Card) -> str:
     return (
         f'<section class="card">{qr_svg(card.url)}<div><h2>{escape(batch.title)}</h2>'
-        f"<p>Scan, or open<br>{escape(batch.address)}/join</p><p>Code <code>{escape(card.code)}</code></p>"
+        f"<p>Scan, or open<br>{escape(card.url)}</p><p>Code<br><code>{escape(card.code)}</code></p>"
         f'<p class="small">{escape(card.label)}<br>{escape(terms(batch.uses, batch.rate, batch.ends_at))}</p>'
         "</div></section>"
     )
