@@ -780,7 +780,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "secagg/device.py",
         "    if survivors.sum() < roster.plan.survivors or around",
         "    if around",
-        f"{LIES}test_too_few_survivors_are_refused",
+        f"{LIES}test_too_few_survivors_are_refused[8-7]",
     ),
     Mutant(
         "threshold without colluders",

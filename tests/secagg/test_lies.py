@@ -258,13 +258,13 @@ def test_a_device_that_is_said_to_have_delivered_no_shares_masks_nothing():
     assert "said not to have" in refused(lambda: crowd.answer(one, lie))
 
 
-def test_too_few_deliverers_of_shares_are_refused():
-    """Too few for the cohort, though there are neighbours enough; and the other way round."""
-    for survivors, shown in ((8, 7), (6, 5)):
-        crowd = at("mask", survivors=survivors)
-        message = told(crowd, crowd.ids[0])
-        lie = replace(message, sharers=chosen(crowd, crowd.ids[:shown]), sealed=message.sealed[: (shown - 1) * 88])
-        assert f"{shown} devices delivered shares" in refused(lambda: crowd.answer(crowd.ids[0], lie))
+@pytest.mark.parametrize(("survivors", "shown"), [(8, 7), (6, 5)])
+def test_too_few_deliverers_of_shares_are_refused(survivors: int, shown: int):
+    """Too few for the cohort, though there are neighbours enough; and too few neighbours."""
+    crowd = at("mask", survivors=survivors)
+    message = told(crowd, crowd.ids[0])
+    lie = replace(message, sharers=chosen(crowd, crowd.ids[:shown]), sealed=message.sealed[: (shown - 1) * 88])
+    assert f"{shown} devices delivered shares" in refused(lambda: crowd.answer(crowd.ids[0], lie))
 
 
 def test_devices_that_were_shown_different_deliverers_share_no_mask_and_no_signature():
@@ -293,12 +293,12 @@ def test_a_device_that_is_called_missing_signs_nothing_and_reveals_nothing():
     assert "called missing" in refused(lambda: crowd.answer(one, lie))
 
 
-def test_too_few_survivors_are_refused():
-    """Too few for the noise, though there are neighbours enough; and the other way round."""
-    for survivors, shown in ((8, 7), (6, 5)):
-        crowd = at("agree", survivors=survivors)
-        lie = Survivors(1, chosen(crowd, crowd.ids[:shown]))
-        assert f"{shown} survivors" in refused(lambda: crowd.answer(crowd.ids[0], lie))
+@pytest.mark.parametrize(("survivors", "shown"), [(8, 7), (6, 5)])
+def test_too_few_survivors_are_refused(survivors: int, shown: int):
+    """Too few for the noise, though there are neighbours enough; and too few neighbours."""
+    crowd = at("agree", survivors=survivors)
+    lie = Survivors(1, chosen(crowd, crowd.ids[:shown]))
+    assert f"{shown} survivors" in refused(lambda: crowd.answer(crowd.ids[0], lie))
 
 
 def test_a_survivor_that_never_delivered_shares_is_refused():

@@ -22,13 +22,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from math import comb
 
 import numpy as np
 
 from crowdml.arrays import Array
 
-__all__ = ["COMPLETE", "GRINDING", "Plan", "circle", "log2_tail", "neighbours_on", "plan"]
+__all__ = ["COMPLETE", "GRINDING", "Plan", "circle", "neighbours_on", "plan", "tail"]
 
 COMPLETE = 200
 """Cohorts up to this size have the complete graph: the sparse one would save little."""
@@ -82,49 +84,42 @@ def plan(
 
 def _threshold(n: int, colluders: int, survivors: int, k: int, security: int, correctness: int) -> int:
     """The least safe t for k neighbours; 0 if the survivors would not reach it."""
-    bits = security + GRINDING + 1 + float(np.log2(n))  # two events, each for every device
-    everywhere = _most(n - 1, colluders, k, bits)
-    one_side = _most(n - 1, colluders, k // 2, bits + 1)
+    rare = Fraction(1, n * 2 ** (security + GRINDING + 1))  # two events, each for every device
+    everywhere = _most(n - 1, colluders, k, rare)
+    one_side = _most(n - 1, colluders, k // 2, rare / 2)
     threshold = max((k + 1 + everywhere) // 2 + 1, k // 2 + one_side + 1)
-    missing = n - survivors
-    failing = log2_tail(n - 1, missing, k, k - threshold + 1) if threshold <= k else 0.0
-    return threshold if failing <= -(correctness + np.log2(n)) else 0
+    too_many = k - threshold + 1  # missing neighbours
+    fails = threshold > k or tail(n - 1, n - survivors, k, too_many) > Fraction(1, n * 2**correctness)
+    return 0 if fails else threshold
 
 
-def log2_tail(total: int, marked: int, drawn: int, least: int) -> float:
-    """log2 of the probability that among `drawn` of `total`, without replacement, at least `least` are marked."""
-    if least <= max(0, drawn - (total - marked)):
-        return 0.0
-    if least > min(marked, drawn):
-        return -np.inf
-    return float(np.logaddexp2.reduce(_log2_mass(total, marked, drawn)[least:]))
+def tail(total: int, marked: int, drawn: int, least: int) -> Fraction:
+    """The probability that among `drawn` of `total`, without replacement, at least `least` are marked. Exact: devices
+    and server compute the same plan on every machine."""
+    return Fraction(sum(_ways(total, marked, drawn)[max(least, 0) :]), comb(total, drawn))
 
 
-def _most(total: int, marked: int, drawn: int, bits: float) -> int:
-    """The least number that is exceeded with probability at most 2^-bits."""
-    mass = _log2_mass(total, marked, drawn)
-    tails = np.logaddexp2.accumulate(mass[::-1])[::-1]  # of at least 0, 1, ...
-    return int(np.count_nonzero(tails > -bits)) - 1
+def _most(total: int, marked: int, drawn: int, probability: Fraction) -> int:
+    """The least number that is exceeded with at most this probability."""
+    allowed = probability * comb(total, drawn)
+    beyond = 0
+    ways = _ways(total, marked, drawn)
+    for hits in range(len(ways) - 1, -1, -1):
+        beyond += ways[hits]
+        if beyond > allowed:
+            return hits
+    return 0
 
 
-def _log2_mass(total: int, marked: int, drawn: int) -> Array:
-    """log2 of the hypergeometric probabilities of 0, 1, ..., min(marked, drawn)."""
-    log = _log2_factorials(total)
-    hits = np.arange(min(marked, drawn) + 1)
-    misses = drawn - hits
-    possible = misses <= total - marked
-    misses = np.where(possible, misses, 0)
-    mass = (
-        (log[marked] - log[hits] - log[marked - hits])
-        + (log[total - marked] - log[misses] - log[total - marked - misses])
-        - (log[total] - log[drawn] - log[total - drawn])
-    )
-    return np.where(possible, mass, -np.inf)
-
-
-@lru_cache(maxsize=16)
-def _log2_factorials(largest: int) -> Array:
-    return np.concatenate([[0.0], np.cumsum(np.log2(np.arange(1, largest + 1)))])
+def _ways(total: int, marked: int, drawn: int) -> list[int]:
+    """In how many ways 0, 1, ..., min(marked, drawn) of the drawn are marked."""
+    least = max(0, drawn - (total - marked))
+    ways = comb(marked, least) * comb(total - marked, drawn - least)
+    found = [0] * least
+    for hits in range(least, min(marked, drawn) + 1):
+        found.append(ways)
+        ways = ways * (marked - hits) * (drawn - hits) // ((hits + 1) * (total - marked - drawn + hits + 1))
+    return found
 
 
 def circle(ids: Sequence[str], seed: bytes) -> Array:

@@ -326,7 +326,8 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
         for survivor, missing, secret in pairs:
             keys.append((masks.pair_key(secret, salt, survivor, missing, field.tag), -1 if survivor < missing else 1))
         masks.add_stream(elements, keys)
-        largest = int(np.abs(ring.decode(elements, field.bits)).max())
+        found = ring.decode(elements, field.bits)
+        largest = max(int(found.max()), -int(found.min()))
         if largest > left * field.bound + field.slack:
             return _abandon(
                 state,
