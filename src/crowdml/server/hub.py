@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.protocol import quote
 from crowdml.server import points
+from crowdml.server.codes import new_code
 from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
 from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
@@ -115,6 +116,7 @@ class Hub:
             if stored.closed:
                 hub.closed.add(stored.hash)
         hub.keys = store.active_keys()
+        hub._joined = store.joined()
         return hub
 
     def _host(self, canonical: bytes, state: State) -> TaskRunner:
@@ -148,7 +150,7 @@ class Hub:
             try:
                 if stored.hash not in self.runners:
                     self._host(stored.canonical, stored.state)
-                    self._joined.clear()
+                    self._joined = self.store.joined()
                 elif self.states[stored.hash] != stored.state:
                     self.states[stored.hash] = stored.state
                 (self.closed.add if stored.closed else self.closed.discard)(stored.hash)
@@ -385,7 +387,7 @@ class Hub:
             hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state)
             if hash_ not in self.runners:
                 self._host(task.canonical, state)
-                self._joined.clear()
+                self._joined = self.store.joined()
                 self.store.record("added", self.clock(), task.name, hash_)
             return hash_
 
@@ -418,7 +420,7 @@ class Hub:
     async def invite(self, *, uses: int = 1, ends_at: str | None = None, rate: int | None = None,
                      tasks: tuple[bytes, ...] = (), label: str = "") -> str:  # fmt: skip
         """A new invitation; its code, which is kept nowhere."""
-        code = secrets.token_urlsafe(12)
+        code = new_code()
         await self.write(
             lambda: self.store.invite(
                 code_hash(code), self.clock(), uses=uses, ends_at=ends_at, rate=rate, tasks=tasks, label=label
