@@ -731,7 +731,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "secagg/cohort.py",
         "if rest or not terms.smallest <= devices <= terms.largest:",
         "if rest:",
-        f"{LIES}test_a_cohort_of_one_is_refused",
+        f"{LIES}test_G11_a_cohort_of_one_is_refused",
     ),
     Mutant(
         "a cohort without oneself",
@@ -745,7 +745,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "secagg/device.py",
         " or not advert.verify(terms.task):",
         ":",
-        f"{LIES}test_a_neighbour_with_keys_that_it_did_not_sign_is_refused",
+        f"{LIES}test_G11_a_neighbour_with_keys_that_it_did_not_sign_is_refused",
     ),
     Mutant(
         "the wrong kind of share is revealed",
@@ -780,7 +780,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "secagg/device.py",
         "    if survivors.sum() < roster.plan.survivors or around",
         "    if around",
-        f"{LIES}test_too_few_survivors_are_refused[8-7]",
+        f"{LIES}test_G7_too_few_survivors_are_refused[8-7]",
     ),
     Mutant(
         "threshold without colluders",

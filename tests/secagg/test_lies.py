@@ -1,4 +1,4 @@
-"""A server that lies gets nothing: each lie of issue and review is played against honest devices (G8 to G11; d)."""
+"""A server that lies gets nothing: each lie of issue and review is played against honest devices (G7, G11; d)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chosen(crowd: Crowd, ids) -> bytes:
 # --- the cohort ---
 
 
-def test_a_cohort_of_one_is_refused():
+def test_G11_a_cohort_of_one_is_refused():
     crowd = at("share")
     one = crowd.ids[0]
     whole = told(crowd, one)
@@ -91,7 +91,7 @@ def test_a_cohort_with_other_keys_for_the_device_itself_is_refused():
     assert "not in the cohort" in refused(lambda: crowd.answer(one, replace(message, roster=false)))
 
 
-def test_a_neighbour_with_keys_that_it_did_not_sign_is_refused():
+def test_G11_a_neighbour_with_keys_that_it_did_not_sign_is_refused():
     crowd = at("share")
     one, victim = crowd.ids[0], crowd.ids[1]
     message = told(crowd, one)
@@ -294,7 +294,7 @@ def test_a_device_that_is_called_missing_signs_nothing_and_reveals_nothing():
 
 
 @pytest.mark.parametrize(("survivors", "shown"), [(8, 7), (6, 5)])
-def test_too_few_survivors_are_refused(survivors: int, shown: int):
+def test_G7_too_few_survivors_are_refused(survivors: int, shown: int):
     """Too few for the noise, though there are neighbours enough; and too few neighbours."""
     crowd = at("agree", survivors=survivors)
     lie = Survivors(1, chosen(crowd, crowd.ids[:shown]))
