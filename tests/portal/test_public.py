@@ -312,3 +312,15 @@ def test_head_requests_are_answered_like_gets(busy: Crowd):
     asked = urllib.request.Request(busy.base + busy.path, method="HEAD")
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=20) as answer:
         assert (answer.status, answer.read()) == (200, b"")
+
+
+def test_a_join_command_names_the_public_address_and_what_the_device_must_trust(crowd: Crowd):
+    store, path = crowd.running.hub.store, f"/join/{crowd.running.started.code}"
+    store.set_setting("tls-authority", b"a certificate")
+    seen = words_of(crowd.browser().get(path).text)
+    assert f"crowdml join {crowd.base} {crowd.running.started.code} --ca ca.pem" in seen
+    assert "Save ca.pem where you run the command" in seen
+    store.set_setting("public-address", b"https://study.example")
+    seen = words_of(crowd.browser().get(path).text)
+    assert f"crowdml join https://study.example {crowd.running.started.code}" in seen
+    assert "--ca" not in seen

@@ -36,6 +36,7 @@ class Kept:
     _figures: dict[bytes, tuple[float, Figures]] = field(default_factory=dict)
     _pictures: OrderedDict[tuple[Any, ...], tuple[float, int, bytes]] = field(default_factory=OrderedDict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _closed: tuple[float, frozenset[bytes]] = (float("-inf"), frozenset())
     secret: bytes | None = None
     """Of the owners' sessions; see `owner`."""
 
@@ -51,6 +52,13 @@ class Kept:
                     found = held[1] if held is not None and same else work_out(task, moments)
                     held = self._figures[task.hash] = time.monotonic(), found
         return held[1]
+
+    async def closed(self, task: Task) -> bool:
+        """Whether only devices that joined may read what the task publishes; at most a second old."""
+        if time.monotonic() - self._closed[0] > FRESH:
+            found = await asyncio.to_thread(self.hub.store.tasks)
+            self._closed = time.monotonic(), frozenset(each.hash for each in found if each.closed)
+        return task.hash in self._closed[1]
 
     async def picture(self, task: Task, name: str, said: Words, theme: str, kind: str) -> bytes:
         """A plot, drawn once for each moment and at most every `DRAWN` seconds."""

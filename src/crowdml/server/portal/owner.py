@@ -22,7 +22,7 @@ from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.pages import redirect, render
 from crowdml.server.portal.public import contact
-from crowdml.server.portal.studies import Price, Study, price_of, studies
+from crowdml.server.portal.studies import SAYS_LITTLE, Price, Study, price_of, studies
 from crowdml.storage.server import Device, Given
 from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
@@ -167,6 +167,7 @@ async def page(request: Request) -> Response:
         entries=[Entry(each, titles[each.task], _statement(each)) for each in given],
         check_ins=sum(counts.values()),
         newest=NEWEST,
+        says_little=SAYS_LITTLE,
         closes=f"{datetime.fromtimestamp(owner.ends, UTC):%H:%M} UTC",
         contact=await contact(request),
     )

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from crowdml.server.hub import Hub, code_hash, utc_now
+from crowdml.server.invitations import PUBLIC_ADDRESS, trust_words
 from crowdml.server.portal import assets
 from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
@@ -49,7 +50,8 @@ async def study(request: Request) -> Response:
     """GET /studies/{study}: one study."""
     found = await find_study(request, request.path_params["study"])
     said = language(request)
-    address = base(request) + found.path
+    where = await place(request)
+    address = where.address + found.path
     guards = await asyncio.to_thread(assets.guards)  # reads and compresses plotly once, and not on the event loop
     return render(
         request,
@@ -66,7 +68,8 @@ async def study(request: Request) -> Response:
         contact=await contact(request),
         address=address,
         qr=qr(address),
-        join_command=code(f"crowdml join {base(request)} {said('study.join.code')}"),
+        where=where,
+        join_command=code(where.command(said("study.join.code"))),
     )
 
 
@@ -110,15 +113,16 @@ async def join(request: Request) -> Response:
     if over == "ended" or found.used >= found.uses:
         return render(request, "no-invitation.html", 410, why=over, contact=await contact(request))
     invited = [each for each in await studies(request) if not found.tasks or each.task.hash in found.tasks]
-    address = base(request) + request.url.path
+    where = await place(request)
     return render(
         request,
         "join.html",
         headers={"Cache-Control": "no-store"},
         studies=invited,
         invitation=found,
-        command=f"crowdml join {base(request)} {text}",
-        qr=qr(address),
+        where=where,
+        command=where.command(text),
+        qr=qr(where.address + request.url.path),
         contact=await contact(request),
     )
 
@@ -134,9 +138,27 @@ async def _open_study(request: Request) -> Study:
     return found
 
 
-def base(request: Request) -> str:
-    """How this server was reached: scheme, host and port."""
-    return f"{request.url.scheme}://{request.url.netloc}"
+@dataclass(frozen=True)
+class Place:
+    """Where devices reach this server, and what a join command needs besides that to trust it."""
+
+    address: str
+    trust: str
+
+    def command(self, code: str) -> str:
+        return f"crowdml join {self.address} {code}{self.trust}"
+
+
+async def place(request: Request) -> Place:
+    """What the operator said; else how this page was reached."""
+    hub: Hub = request.app.state.hub
+
+    def read() -> Place:
+        said = hub.store.setting(PUBLIC_ADDRESS)
+        reached = f"{request.url.scheme}://{request.url.netloc}"
+        return Place(said.decode() if said else reached, trust_words(hub.store))
+
+    return await asyncio.to_thread(read)
 
 
 def qr(text: str) -> Markup:

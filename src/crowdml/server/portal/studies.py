@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from starlette.requests import Request
 
@@ -14,7 +12,7 @@ from crowdml.privacy.losses import ZCDP, Loss, Pure, Total
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.protocol import Quote, affordable, quote
 from crowdml.protocols import find
-from crowdml.server.hub import Hub
+from crowdml.server.hub import Hosted, Hub
 from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.words import Words
@@ -155,9 +153,7 @@ def shown_loss(loss: Loss, said: Words) -> str:
 async def studies(request: Request) -> list[Study]:
     """Every study that people may know of: all but drafts."""
     hub: Hub = request.app.state.hub
-    closed = {each.hash: each.closed for each in await asyncio.to_thread(hub.store.tasks)}
-    shown = [each for each in hub.hosted() if each.state != "draft"]
-    return [await _study(request, each, closed.get(each.task.hash, False)) for each in shown]
+    return [await _study(request, each) for each in hub.hosted() if each.state != "draft"]
 
 
 async def find_study(request: Request, name: str) -> Study:
@@ -166,12 +162,12 @@ async def find_study(request: Request, name: str) -> Study:
     if SHORTEST <= len(name) <= 64:
         for each in hub.hosted():
             if each.state != "draft" and each.task.hash.hex().startswith(name):
-                stored = await asyncio.to_thread(hub.store.task, each.task.hash)
-                return await _study(request, each, stored is not None and stored.closed)
+                return await _study(request, each)
     raise Problem("unknown-task", "No such study here.")
 
 
-async def _study(request: Request, hosted: Any, closed: bool) -> Study:
-    figures = await kept(request).figures(hosted.task)
-    price = await asyncio.to_thread(price_of, hosted.task)
+async def _study(request: Request, hosted: Hosted) -> Study:
+    held = kept(request)
+    figures, closed = await held.figures(hosted.task), await held.closed(hosted.task)
+    price = price_of(hosted.task)
     return Study(hosted.task, hosted.state, closed, hosted.reason, hosted.check_ins, figures, price)

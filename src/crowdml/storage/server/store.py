@@ -59,6 +59,7 @@ Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "revoked", "wit
 
 MOST_EVENTS = 10_000
 MOST_POINTS = 400
+_NONE: frozenset[int] = frozenset()
 SALT = "salt"
 
 
@@ -399,6 +400,27 @@ class Store(Journal):
         with self.reading() as connection:
             return self._tasks_of(connection, device_id)
 
+    def joined(self) -> dict[str, frozenset[bytes]]:
+        """`tasks_of` every device that is active, at once; equal sets are one object, for a crowd has few of them."""
+        with self.reading() as connection:
+            every = frozenset(connection.execute(sa.select(task.c.hash)).scalars())
+            named: dict[int, set[bytes]] = {}
+            pairs = sa.select(invitation_task.c.invitation, task.c.hash).join(
+                task, task.c.number == invitation_task.c.task
+            )
+            for number, hash_ in connection.execute(pairs):
+                named.setdefault(number, set()).add(hash_)
+            held = sa.select(device.c.id, admission.c.invitation).join(admission, admission.c.device == device.c.number)
+            by: dict[str, frozenset[int]] = {}
+            for name, number in connection.execute(held.where(device.c.public_key.is_not(None))):
+                by[name] = by.get(name, _NONE) | {number}
+        sets: dict[frozenset[int], frozenset[bytes]] = {}
+        for numbers in set(by.values()):
+            found = [named.get(number) for number in numbers]
+            tasks = every if None in found else frozenset(hash_ for each in found for hash_ in each or ())
+            sets[numbers] = tasks
+        return {name: sets[numbers] for name, numbers in by.items()}
+
     def _tasks_of(self, connection: Connection, name: str) -> tuple[bytes, ...]:
         held = (
             sa.select(admission.c.invitation)
@@ -427,30 +449,34 @@ class Store(Journal):
     def given(self, device_id: str, limit: int = 100) -> list[Given]:
         """What a device checked in, over all tasks, newest first; of one that withdrew, nothing."""
         at = journal.c.index.label("at")
-        query = (
-            sa.select(task.c.hash.label("of"), at, journal.c.seq, journal.c.hash, journal.c.chain,
-                      journal.c.statement, journal.c.received_at)
-            .join(task, task.c.number == journal.c.task)
-            .join(device, device.c.number == journal.c.device)
-            .where(device.c.id == device_id, device.c.withdrawn_at.is_(None))
-            .order_by(journal.c.received_at.desc(), at.desc())
-            .limit(limit)
-        )  # fmt: skip
+        columns = (at, journal.c.seq, journal.c.hash, journal.c.chain, journal.c.statement, journal.c.received_at)
+        here = (device.c.id == device_id) & device.c.withdrawn_at.is_(None)
+        found: list[Given] = []
         with self.reading() as connection:
-            rows = connection.execute(query).all()
-        return [Given(row.of, row.at, row.seq, row.hash, row.chain, row.statement, row.received_at) for row in rows]
+            number = connection.execute(sa.select(device.c.number).where(here)).scalar()
+            if number is None:
+                return []
+            for row in connection.execute(self._tasks_given_to(number)).all():
+                mine = (journal.c.task == row.number) & (journal.c.device == number)  # by the index of its entries
+                query = sa.select(*columns).where(mine).order_by(journal.c.seq.desc()).limit(limit)
+                found += [Given(row.hash, *each) for each in connection.execute(query)]
+        return sorted(found, key=lambda each: (each.received_at, each.index), reverse=True)[:limit]
 
     def seqs(self, device_id: str) -> dict[bytes, int]:
         """How often a device has checked in to each task that it ever checked in to."""
-        query = (
-            sa.select(task.c.hash, latest.c.seq)
-            .join(task, task.c.number == latest.c.task)
-            .join(device, device.c.number == latest.c.device)
-            .where(device.c.id == device_id)
+        with self.reading() as connection:
+            number = connection.execute(sa.select(device.c.number).where(device.c.id == device_id)).scalar()
+            return {row.hash: row.seq for row in connection.execute(self._tasks_given_to(number))}
+
+    @staticmethod
+    def _tasks_given_to(number: int | None) -> sa.Select[Any, Any, Any]:
+        every = latest.c.task.in_(sa.select(task.c.number))  # so that the key, which begins with the task, is used
+        return (
+            sa.select(task.c.number, task.c.hash, latest.c.seq)
+            .join(latest, latest.c.task == task.c.number)
+            .where(every, latest.c.device == number)
             .order_by(task.c.number)
         )
-        with self.reading() as connection:
-            return {row.hash: row.seq for row in connection.execute(query)}
 
     def active_keys(self) -> dict[str, bytes]:
         """The public key of every device that may check in."""
