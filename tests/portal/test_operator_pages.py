@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -197,6 +199,46 @@ def test_a_simulation_runs_in_a_process_of_its_own_one_at_a_time_and_is_cancelle
         assert time.monotonic() < ends, desk.text
         time.sleep(0.5)  # it is another process: nothing here can be waited for
     assert re.search(r"\(\d+\.\d% to \d+\.\d% over 2 trials\)", desk.text)
+
+
+def simulators() -> list[int]:
+    """Simulations that processes of this test started, by their ids."""
+    found: list[int] = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes().split(b"\0")
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"simulate" in words and parent == os.getpid():
+                found.append(int(place.name))
+    return found
+
+
+@pytest.mark.skipif(not has_jax(), reason="the simulator needs JAX")
+def test_a_simulation_that_takes_too_long_is_ended_and_said(crowd: Crowd, monkeypatch: pytest.MonkeyPatch):
+    from crowdml.server.portal import simulation
+
+    monkeypatch.setattr(simulation, "LONGEST", 0.5)
+    desk = set_up(crowd)
+    path = drafted(desk, DIGITS)
+    desk.post(f"{path}/simulate", data="digits012", devices="15", trials="20")
+    ends = time.monotonic() + 30
+    while "took more than five minutes" not in desk.get(path).text:
+        assert time.monotonic() < ends
+    assert not simulators()
+    refused = desk.post(f"{path}/simulate", data="mnist", devices="15", trials="1")
+    assert refused.status == 200, "another one may begin"
+
+
+@pytest.mark.skipif(not has_jax() or not Path("/proc/self/stat").exists(), reason="needs JAX, and /proc")
+def test_a_simulation_ends_with_its_server(tmp_path: Path):
+    with open_crowd(tmp_path / "data") as crowd:
+        desk = set_up(crowd)
+        path = drafted(desk, DIGITS)
+        desk.post(f"{path}/simulate", data="digits012", devices="15", trials="20")
+        ends = time.monotonic() + 20
+        while not simulators():
+            assert time.monotonic() < ends
+    assert not simulators()
 
 
 @pytest.mark.parametrize(

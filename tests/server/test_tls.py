@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import ipaddress
 import json
 import os
+import re
 import signal
 import ssl
 import stat
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from crowdml.server import serve as serving
+from crowdml.server.serve import Started, run, serve
 from crowdml.server.tls import TlsError, local_certificate, own_addresses, reachable_host
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -160,6 +170,75 @@ def test_a_real_device_joins_a_real_server_over_its_local_authority_and_a_browse
     written = [line for line in everything if line.startswith("{")]  # the rest is for people
     assert {"time", "level", "request", "method", "path", "status", "milliseconds"} <= set(json.loads(written[0]))
     assert not [line for line in written if said["code"] in line or said["setup"].partition("token=")[2] in line]
+
+
+@contextlib.contextmanager
+def over_tls(folder: Path) -> Iterator[Started]:
+    """A server of this process, with its local authority."""
+    ready: list[Started] = []
+    listening = threading.Event()
+
+    def tell(started: Started) -> None:
+        ready.append(started)
+        listening.set()
+
+    thread = threading.Thread(target=lambda: run(serve(folder, port=0, tls_local=True, started=tell)), daemon=True)
+    thread.start()
+    assert listening.wait(30)
+    try:
+        yield ready[0]
+    finally:
+        ready[0].stop()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_an_operator_sets_up_over_tls_with_a_cookie_for_tls_alone(tmp_path: Path):
+    with over_tls(tmp_path) as started:
+        assert started.setup is not None
+        assert started.local is not None
+        host, _, port = started.address.removeprefix("https://").partition(":")
+        line = http.client.HTTPSConnection(
+            host, int(port), timeout=20, context=ssl.create_default_context(cafile=str(started.local.authority))
+        )
+        line.request("GET", started.setup.removeprefix(started.address))
+        page = line.getresponse()
+        form = re.search(r'name="form-token" value="([^"]+)"', page.read().decode())
+        assert form is not None
+        cookie = page.headers["set-cookie"].partition(";")[0]
+        fields = {"form-token": form[1], "token": started.setup.partition("token=")[2], "name": "anna"}
+        words = {"password": "correct horse battery staple", "again": "correct horse battery staple"}
+        headers = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Cookie": cookie,
+            "Sec-Fetch-Site": "same-origin",
+        }
+        body = urlencode({**fields, **words})
+        line.request("POST", "/operator/setup", body, {**headers, "Origin": started.address.replace("https", "http")})
+        refused = line.getresponse()
+        refused.read()
+        assert refused.status == 403, "a page without TLS is another origin"
+        line.request("POST", "/operator/setup", body, {**headers, "Origin": started.address})
+        answer = line.getresponse()
+        answer.read()
+        assert answer.status == 303
+        assert {"Secure", "HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+        line.close()
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "RENEW_EVERY", 0.05)
+    with over_tls(tmp_path) as started:
+        assert started.local is not None
+        host, _, port = started.address.removeprefix("https://").partition(":")
+        before = ssl.get_server_certificate((host, int(port)))
+        started.local.certificate.unlink()
+        ends = time.monotonic() + 30
+        while ssl.get_server_certificate((host, int(port))) == before:
+            assert time.monotonic() < ends
+        assert certificate(started.local.certificate).public_bytes(Encoding.PEM).decode().strip() == (
+            ssl.get_server_certificate((host, int(port))).strip()
+        )
 
 
 def test_files_that_are_no_certificate_are_said_before_the_server_starts(tmp_path: Path):

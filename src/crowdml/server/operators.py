@@ -8,6 +8,7 @@ to come from a page of this server. Until the first operator exists, a set-up to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -29,7 +30,7 @@ from starlette.responses import Response
 
 from crowdml.errors import CrowdmlError
 from crowdml.server.limits import Rates
-from crowdml.storage.server import Session, Store
+from crowdml.storage.server import Session, Store, StoreError
 from crowdml.storage.server.operating import end_other_sessions, extend_session, first_operator, remove_setting
 from crowdml.wire.problems import Problem
 
@@ -208,7 +209,7 @@ class Operators:
     async def set_up(self, token: str, name: str, password: str, address: str) -> Opened:
         """The first operator, by the token that was printed; it is void from then on."""
         self._take(self.addresses, address, time.monotonic())
-        if not self.may_set_up(token):
+        if not await asyncio.to_thread(self.may_set_up, token):
             raise BadOperator("This set-up address is not, or no longer, valid.", "token")
         who = check_name(name)
         hashed = await self._hashing(lambda: hash_password(check_password(password, who)))
@@ -275,7 +276,8 @@ class Operators:
         until = min(now + IDLE, last)
         used = LIVE not in request.headers  # a page that looks again by itself is nobody at work
         if used and until - datetime.fromisoformat(found.ends_at) > timedelta(minutes=1):
-            await self.hub.write(extend_session, self.hub.store, found.token_hash, _iso(until))
+            with contextlib.suppress(StoreError):  # a full disk: reading goes on
+                await self.hub.write(extend_session, self.hub.store, found.token_hash, _iso(until))
         return found
 
     def check_form(self, request: Request, given: str, session: Session | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from starlette.requests import Request
@@ -27,7 +28,8 @@ async def log_in(request: Request) -> Response:
             await operators.require(request)
             return pages.redirect(to)
         except LoginNeeded:
-            return _form(request, "login.html", to=to, first=not operators.hub.store.operators())
+            first = not await asyncio.to_thread(operators.hub.store.operators)
+            return _form(request, "login.html", to=to, first=first)
     form = await read_form(request)
     operators.check_form(request, form.get(FORM_FIELD, ""), None)
     name = form.get("name", "")
@@ -50,9 +52,9 @@ async def set_up(request: Request) -> Response:
     operators = operators_of(request)
     if request.method == "GET":
         token = request.query_params.get("token", "")
-        if operators.hub.store.operators():
+        if await asyncio.to_thread(operators.hub.store.operators):
             return pages.redirect("/operator/login")
-        status = 200 if operators.may_set_up(token) else 403
+        status = 200 if await asyncio.to_thread(operators.may_set_up, token) else 403
         return _form(request, "setup.html", status, token=token, valid=status == 200)
     form = await read_form(request)
     operators.check_form(request, form.get(FORM_FIELD, ""), None)

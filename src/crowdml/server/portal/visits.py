@@ -7,6 +7,7 @@ token. What changes something is a POST, and becomes an event with the operator'
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.parser import BytesParser
@@ -23,10 +24,12 @@ from crowdml.server.operators import FORM_FIELD, LoginNeeded, Operators, operato
 from crowdml.server.portal import assets, pages
 from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.words import words
-from crowdml.storage.server import Session, Store
+from crowdml.storage.server import Session, Store, StoreError
 from crowdml.wire.problems import Problem
 
 __all__ = ["HEADERS", "Visit", "moment", "render", "visited"]
+
+log = logging.getLogger("crowdml.server")
 
 HEADERS = {
     **pages.HEADERS,
@@ -134,9 +137,12 @@ class Visit:
         return pages.redirect(f"{to}?{urlencode({'done': done})}" if done else to)
 
     async def record(self, kind: str, detail: str = "", task: bytes | None = None) -> None:
-        """An event with the operator's name."""
+        """An event with the operator's name. It comes after the deed, so a full disk costs the event alone."""
         said = f"{self.name}: {detail}" if detail else f"by {self.name}"
-        await self.hub.write(self.store.record, kind, self.hub.clock(), said, task)
+        try:
+            await self.hub.write(self.store.record, kind, self.hub.clock(), said, task)
+        except StoreError as error:
+            log.error("no event %s of %s: %s", kind, self.name, error)
 
     async def read(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Something that reads the store, in a thread."""

@@ -29,5 +29,6 @@ async function follow(/** @type {HTMLElement} */ part) {
   }
 }
 
+document.documentElement.classList.add("scripted");
 for (const part of document.querySelectorAll("[data-refresh]")) follow(/** @type {HTMLElement} */ (part));
 for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => print());
