@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from crowdml.wire.keys import Key
 from crowdml.wire.receipts import Receipt, open_receipt
 from crowdml.wire.requests import authorize, enrol
 from crowdml.wire.statements import Statement
+
+T = TypeVar("T")
 
 MSGPACK = "application/msgpack"
 
@@ -153,6 +156,11 @@ class Running:
         host, _, port = self.started.address.removeprefix("http://").partition(":")
         self.lines.append(Line(host, int(port)))
         return self.lines[-1]
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the server's own loop."""
+        assert self.hub._worker is not None
+        return asyncio.run_coroutine_threadsafe(work, self.hub._worker.get_loop()).result(20)
 
     def device(self) -> Device:
         """A new device, enrolled."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import dataclasses
 import hashlib
 import json
 import logging
@@ -20,12 +22,13 @@ from device import Device, Running, make_task, serving
 
 from crowdml.messages import decode
 from crowdml.server import portal
-from crowdml.server.limits import Limits, Rates
+from crowdml.server.limits import Limits, Population, Queue, Rates
 from crowdml.server.openapi import OPERATIONS
 from crowdml.server.serve import CannotServe, serve
 from crowdml.task import from_canonical
 from crowdml.wire.envelopes import open_signed
-from crowdml.wire.keys import Key
+from crowdml.wire.keys import Key, device_id
+from crowdml.wire.packing import pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_next, chain_start
 
@@ -563,3 +566,75 @@ def test_a_store_that_fails_is_503_or_507_and_nothing_acknowledged_is_lost(tmp_p
         with sqlite3.connect(tmp_path / "server.sqlite") as other:
             other.execute("drop trigger broken")
         assert device.check_in(TASK, gradient=ones()).receipt.index == 2
+
+
+# --- closed tasks, weak keys, readiness ---
+
+
+def test_a_closed_task_is_read_by_devices_that_joined_it_alone(tmp_path: Path) -> None:
+    with serving(tmp_path, TASK, OTHER, limits=MANY) as server:
+        device = server.device()
+        code = server.run(server.hub.invite(tasks=(OTHER.hash,)))
+        stranger = Device(server.line())
+        assert stranger.enrol(code).status == 201
+        server.run(server.hub.set_closed(TASK.hash, True))
+        device.check_in(TASK)
+        line = server.line()
+        assert line.ask("GET", f"/v1/tasks/{OTHER.hash.hex()}/publication").status == 200
+        listed = {each["hash"]: each["closed"] for each in json.loads(line.ask("GET", "/v1/tasks").body)["tasks"]}
+        assert listed == {TASK.hash.hex(): True, OTHER.hash.hex(): False}
+        for path in (PATH, f"{PATH}/publication", f"{PATH}/publications/0", f"{PATH}/publications/1"):
+            assert (line.ask("GET", path).status, line.ask("GET", path).slug) == (401, "closed")
+            assert stranger.signed("GET", path).slug == "not-joined"
+            assert device.signed("GET", path, now=0).slug == "clock"
+        assert device.signed("GET", f"{PATH}/publication").status == 200
+        assert "private" in device.signed("GET", PATH).headers["cache-control"]
+        assert stranger.check_in(TASK).slug == "not-joined"
+
+
+@pytest.mark.parametrize("y", [0, 1, 2**255 - 20, 2**255 - 19, 2**255 - 18, 2**256 - 1])
+def test_a_key_for_which_anybody_could_sign_is_not_enrolled(server: Running, y: int) -> None:
+    public = y.to_bytes(32, "little")
+    body = pack({"code": server.started.code, "key": public})
+    forged = base64.urlsafe_b64encode(public + bytes(32)).rstrip(b"=").decode()  # holds for a key of order 1
+    headers = {"Crowdml-Signature": forged, "Content-Type": "application/msgpack"}
+    answer = server.line().ask("POST", "/v1/devices", body, headers)
+    assert (answer.status, answer.slug) == (400, "malformed")
+    assert device_id(public) not in server.hub.keys
+
+
+def test_a_server_that_has_no_room_says_so_and_stays_readable(tmp_path: Path) -> None:
+    with serving(tmp_path, TASK, limits=MANY) as server:
+        device = server.device()
+        assert server.line().ask("GET", "/readyz").status == 200
+        first = device.envelope(TASK)
+        assert device.send(TASK, first).status == 202
+        server.hub.limits = dataclasses.replace(MANY, free_space=2**62)
+        assert (server.line().ask("GET", "/readyz").status, device.check_in(TASK, seq=2).status) == (507, 507)
+        assert device.send(TASK, first).status == 200
+        assert server.line().ask("GET", f"{PATH}/publication").status == 200
+
+
+def test_check_ins_that_would_wait_too_long_are_refused_each_with_a_later_place() -> None:
+    queue = Queue(speed=100.0)
+    assert queue.wait(50) == 0.5
+    places = [queue.later(1000.0, crowd=10_000) for _ in range(800)]
+    assert places == sorted(places)
+    assert places[0] == 2
+    assert places[-1] in (11, 12), "800 places at 80 a second, after the first"
+    assert max(queue.later(1000.0, crowd=100) for _ in range(1000)) <= 4, "no longer than all who are registered take"
+    queue.took(300, 1.0)
+    assert queue.speed == 300
+
+
+def test_the_window_comes_from_the_devices_that_are_there() -> None:
+    population = Population(span=60)
+    assert population.size(5000, now=0) == 5000, "nobody was seen yet: all may come"
+    for number in range(10):
+        population.saw(str(number), now=1)
+    assert population.size(5000, now=30) == 5000
+    assert population.size(5000, now=61) == 10
+    population.saw("0", now=62)
+    assert population.size(5000, now=100) == 10
+    assert population.size(5000, now=122) == 1
+    assert population.size(5000, now=500) == 0

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 )
 @click.option("--snapshot-every", type=click.IntRange(min=1), default=None,
               help="Check-ins of a task between snapshots.")  # fmt: skip
+@click.option("--free-space", type=click.FloatRange(min=0), default=None,
+              help="MiB free on the disk below which nothing new is taken (507).")  # fmt: skip
 @json_option
 def serve(
     folder: Path,
@@ -65,6 +67,7 @@ def serve(
     device_rate: float | None,
     pace: float | None,
     snapshot_every: int | None,
+    free_space: float | None,
     json_path: str | None,
 ) -> None:
     """Run a server until it is stopped; what it acknowledged survives any stop."""
@@ -85,6 +88,7 @@ def serve(
         "device_burst": device_rate and max(1, 10 * device_rate),
         "pace": pace,
         "snapshot_every": snapshot_every,
+        "free_space": None if free_space is None else int(free_space * 2**20),
     }
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
 

@@ -411,7 +411,7 @@ async def publication_version(request: Request) -> Response:
 
 
 async def chain_values(request: Request) -> Response:
-    """GET /v1/tasks/{hash}/chain?from=&to=: the journal's chain at these places, so that a device can check its own link.
+    """GET /v1/tasks/{hash}/chain?from=&to=: the journal's chain at these places, for a device to check its own link.
 
     Hashes, and nothing else: what went into one is known to its device alone.
     """
@@ -464,10 +464,9 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """GET /readyz: check-ins are taken."""
     hub: Hub = request.app.state.hub
-    if hub.closing:
-        raise Problem("not-ready", "The server is stopping.", retry_after=5)
-    if hub.is_full():
-        raise Problem("full", "The server's disk is full; reading goes on.", retry_after=300)
+    problem = await asyncio.to_thread(hub.not_ready)
+    if problem is not None:
+        raise problem
     return json_response({"ready": True, "tasks": len(hub.runners)})
 
 

@@ -204,7 +204,7 @@ class Hub:
         if self.closing:
             raise Problem("not-ready", "The server is stopping.", retry_after=5)
         waiting = len(self._waiting) + self._in_hand
-        if waiting < self.limits.batch // 2:
+        if waiting < 16:
             return
         if waiting >= self.limits.waiting or self.queue.wait(waiting) > self.limits.patience:
             later = self.queue.later(time.monotonic(), crowd=len(self.keys))
@@ -330,6 +330,22 @@ class Hub:
     def is_full(self) -> bool:
         free = self.store.free_space()
         return free is not None and free < self.limits.free_space
+
+    def not_ready(self) -> Problem | None:
+        """Why check-ins are not taken now; None if they are."""
+        if self.closing or self.ending.is_set():
+            return Problem("not-ready", "The server is stopping.", retry_after=5)
+        if self._doubtful:
+            return Problem(
+                "not-ready", f"{len(self._doubtful)} journals are folded anew after a write failed.", retry_after=5
+            )
+        if self.is_full():
+            return Problem("full", "The server's disk is full; reading goes on.", retry_after=300)
+        try:
+            self.store.setting("server-key")
+        except StoreError as error:
+            return self.unwritten(error)
+        return None
 
     def unwritten(self, error: StoreError) -> Problem:
         """What a peer hears when the store fails: that it shall come back. What the store said is in the log."""

@@ -73,19 +73,18 @@ class Population:
 class Queue:
     """How fast the writer works, and when those who are refused shall come back."""
 
-    speed: float = 0.0
-    """Check-ins a second, of the last batches; 0: unknown."""
+    speed: float = 500.0
+    """Check-ins a second, of the last batches; at first a guess."""
     _taken: float = 0.0
 
     def took(self, check_ins: int, seconds: float) -> None:
-        """A batch was done. The speed follows over about a thousand check-ins: small batches say little."""
+        """A batch was done. The speed follows over some hundred check-ins: small batches say little."""
         found = check_ins / max(seconds, 1e-6)
-        weight = min(1.0, check_ins / 1000) if self.speed else 1.0
-        self.speed += weight * (found - self.speed)
+        self.speed += min(1.0, check_ins / 300) * (found - self.speed)
 
     def wait(self, waiting: int) -> float:
         """Seconds until the writer comes to one more."""
-        return waiting / self.speed if self.speed else 0.0
+        return waiting / self.speed
 
     def later(self, now: float, crowd: int) -> int:
         """Whole seconds after which one that is refused finds room: the next place after all that were given away.

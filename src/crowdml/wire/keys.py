@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from crowdml.errors import DataError
 
-__all__ = ["ID", "PUBLIC_SIZE", "SIGNATURE_SIZE", "Key", "device_id", "verify"]
+__all__ = ["ID", "PUBLIC_SIZE", "SIGNATURE_SIZE", "Key", "device_id", "is_sound", "verify"]
 
 PUBLIC_SIZE = 32
 SIGNATURE_SIZE = 64
@@ -28,6 +28,30 @@ def device_id(public: bytes) -> str:
     if len(public) != PUBLIC_SIZE:
         raise ValueError(f"A public key has {PUBLIC_SIZE} bytes; this has {len(public)}.")
     return hashlib.sha256(public).hexdigest()[:32]
+
+
+def is_sound(public: bytes) -> bool:
+    """Whether these bytes are a key that one party alone can sign for: in its one encoding, and of no small order.
+
+    For a point of small order (1, 2, 4 or 8) there are signatures that hold for many messages, and nobody's secret is
+    behind them. An honest key is never one of them.
+    """
+    if len(public) != PUBLIC_SIZE:
+        return False
+    y = int.from_bytes(public, "little") & (2**255 - 1)
+    return y < _FIELD and y not in _SMALL_ORDER
+
+
+_FIELD = 2**255 - 19
+_SMALL_ORDER = frozenset(
+    (
+        0,  # order 4
+        1,  # the neutral element
+        _FIELD - 1,  # order 2
+        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,  # order 8
+        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,  # order 8
+    )
+)
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:

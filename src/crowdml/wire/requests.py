@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from crowdml.wire.keys import ID, PUBLIC_SIZE, SIGNATURE_SIZE, Key, device_id, verify
+from crowdml.wire.keys import ID, PUBLIC_SIZE, SIGNATURE_SIZE, Key, device_id, is_sound, verify
 from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
 
@@ -167,6 +167,8 @@ def open_enrolment(body: bytes, signature: str | None) -> Enrolment:
     elif keys != 2:
         reader.fail("expected the keys code, key and perhaps tasks")
     reader.end()
+    if not is_sound(public):
+        raise Problem("malformed", "The key is of small order or not in its one encoding: anybody could sign for it.")
     if not signature:
         raise Problem("signature", "The enrolment has no Crowdml-Signature header.")
     if not verify(public, _signature(signature, "signature"), _enrolment(body)):

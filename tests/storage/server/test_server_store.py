@@ -317,3 +317,20 @@ def test_an_owner_sees_what_a_device_gave_newest_first_until_it_withdraws(url):
         assert store.contributors(TASK) == 2
         store.withdraw(name(1), LATER)
         assert store.given(name(1)) == []
+
+
+def test_who_joined_what_is_the_same_for_all_at_once_as_for_each(url):
+    with Store(url) as store:
+        first = prepare(store, devices=2)
+        second = store.add_task(b"another", "other", NOW, "running")
+        store.invite(bytes(32), NOW, uses=3, tasks=[second])
+        store.invite(bytes([1]) * 32, NOW, uses=3, tasks=[first, second])
+        store.invite(bytes([2]) * 32, NOW, uses=3, tasks=[first])
+        for number, codes in ((1, [0]), (2, [0]), (3, [1]), (4, [2]), (5, [0, 2])):
+            for code in codes:
+                store.enrol(bytes([code]) * 32, key(number), NOW)
+        joined = store.joined()
+        assert set(joined) == {name(number) for number in range(6)}
+        assert joined == {each: frozenset(store.tasks_of(each)) for each in joined}
+        store.withdraw(name(3), NOW)
+        assert name(3) not in store.joined()
