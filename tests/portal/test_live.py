@@ -84,5 +84,11 @@ def test_a_stop_ends_live_pages_cleanly_and_does_not_wait_for_them(tmp_path: Pat
         stream.close()
 
 
+def test_whoever_asks_for_the_head_of_a_live_page_gets_it_and_no_stream(crowd: Crowd):
+    answer = crowd.running.line().ask("HEAD", f"{crowd.path}/live")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
 def test_an_unknown_study_has_no_live_page(crowd: Crowd):
     assert crowd.running.line().ask("GET", "/studies/000000000000/live").slug == "unknown-task"

@@ -35,7 +35,8 @@ class Kept:
     """Open live pages by address."""
     _figures: dict[bytes, tuple[float, Figures]] = field(default_factory=dict)
     _pictures: OrderedDict[tuple[Any, ...], tuple[float, int, bytes]] = field(default_factory=OrderedDict)
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _drawing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: tuple[float, frozenset[bytes]] = (float("-inf"), frozenset())
     secret: bytes | None = None
     """Of the owners' sessions; see `owner`."""
@@ -44,7 +45,7 @@ class Kept:
         """The figures of a task, at most a second old."""
         held = self._figures.get(task.hash)
         if held is None or time.monotonic() - held[0] > FRESH:
-            async with self._lock:
+            async with self._reading:
                 held = self._figures.get(task.hash)
                 if held is None or time.monotonic() - held[0] > FRESH:
                     moments = await asyncio.to_thread(read_moments, self.hub.store, task.hash)
@@ -71,7 +72,7 @@ class Kept:
 
         found = held()
         if found is None:
-            async with self._lock:
+            async with self._drawing:
                 found = held()
                 if found is None:
                     found = await asyncio.to_thread(draw, name, figures, said, theme, kind)

@@ -27,6 +27,7 @@ HEARTBEAT = 15
 """Looks without news after which a line is sent all the same, so that nobody between takes the page for dead."""
 MOST, MOST_OF_ONE = 256, 16
 """Live pages at once: in all, and of one address."""
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 RETRY = b"retry: 5000\n\n"
 """Milliseconds after which a browser comes back by itself."""
 
@@ -65,6 +66,9 @@ async def live(request: Request) -> Response:
     if open_pages.streams.total() >= MOST or open_pages.streams[address] >= MOST_OF_ONE:
         raise Problem("busy", f"{MOST} live pages are open already, or {MOST_OF_ONE} of yours.", retry_after=60)
 
+    if request.method == "HEAD":
+        return Response(headers=HEADERS, media_type=Stream.media_type)
+
     async def look() -> bytes:
         return json.dumps(numbers(await find_study(request, name), said), ensure_ascii=False).encode()
 
@@ -77,7 +81,7 @@ class Stream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, pages: Kept, hub: Hub, address: str, look: Callable[[], Any]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(headers=HEADERS)
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self.pages, self.hub, self.address, self.look = pages, hub, address, look
 
