@@ -6,6 +6,7 @@ import logging
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from crowd import Crowd, open_crowd
@@ -133,28 +134,26 @@ def test_a_poor_name_or_password_is_said_next_to_its_field_and_the_name_is_kept(
 # --- log in and out ---
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_every_page_asks_for_a_login_and_comes_back_to_itself(crowd: Crowd, path: str):
+def test_every_page_asks_for_a_login_and_comes_back_to_itself(crowd: Crowd):
     set_up(crowd)
-    browser = crowd.browser()
-    asked = browser.get(path)
-    assert "/operator/login" in asked.address
-    desk = Desk(browser, asked)
-    action = re.search(r'action="([^"]+)"', asked.text)
-    assert action is not None
-    assert desk.post(action[1], name="anna", password=PASSWORD).address == crowd.base + path
+    for path in PAGES:
+        browser = crowd.browser()
+        asked = browser.get(path)
+        assert "/operator/login" in asked.address
+        desk = Desk(browser, asked)
+        action = re.search(r'action="([^"]+)"', asked.text)
+        assert action is not None
+        assert desk.post(action[1], name="anna", password=PASSWORD).address == crowd.base + path
 
 
-@pytest.mark.parametrize("to", ["https://evil.example/", "//evil.example", "/\\evil", "/device", "javascript:alert(1)"])
-def test_a_login_leads_nowhere_but_to_operator_pages(crowd: Crowd, to: str):
+def test_a_login_leads_nowhere_but_to_operator_pages(crowd: Crowd):
     set_up(crowd)
-    browser = crowd.browser()
-    from urllib.parse import quote
-
-    desk = Desk(browser, browser.get(f"/operator/login?next={quote(to)}"))
-    action = re.search(r'action="([^"]+)"', desk.text)
-    assert action is not None
-    assert desk.post(action[1], name="anna", password=PASSWORD).address == f"{crowd.base}/operator"
+    for to in ("https://evil.example/", "//evil.example", "/\\evil", "/device", "javascript:alert(1)"):
+        browser = crowd.browser()
+        desk = Desk(browser, browser.get(f"/operator/login?next={quote(to)}"))
+        action = re.search(r'action="([^"]+)"', desk.text)
+        assert action is not None
+        assert desk.post(action[1], name="anna", password=PASSWORD).address == f"{crowd.base}/operator"
 
 
 def test_a_wrong_password_and_an_unknown_name_are_answered_alike(crowd: Crowd):
@@ -332,30 +331,28 @@ def test_a_login_form_needs_its_own_token_too(crowd: Crowd):
     assert not desk.cookie
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/operator/logout",
-        "/operator/tasks/new",
-        "/operator/tasks/file",
-        "/operator/drafts/000000000000/start",
-        "/operator/tasks/000000000000/state",
-        "/operator/tasks/000000000000/closed",
-        "/operator/invitations/new",
-        "/operator/invitations/0000/end",
-        "/operator/devices/0000/revoke",
-        "/operator/settings",
-        "/operator/settings/password",
-        "/operator/settings/operators",
-        "/operator/settings/operators/remove",
-    ],
+CHANGES = (
+    "/operator/logout",
+    "/operator/tasks/new",
+    "/operator/tasks/file",
+    "/operator/drafts/000000000000/start",
+    "/operator/tasks/000000000000/state",
+    "/operator/tasks/000000000000/closed",
+    "/operator/invitations/new",
+    "/operator/invitations/0000/end",
+    "/operator/devices/0000/revoke",
+    "/operator/settings",
+    "/operator/settings/password",
+    "/operator/settings/operators",
+    "/operator/settings/operators/remove",
 )
-def test_nothing_changes_without_a_login_or_without_a_token(crowd: Crowd, path: str):
-    answer = raw(crowd).ask("POST", path, b"", {"Content-Type": FORM})
-    assert answer.status == 401
-    desk = set_up(crowd)
-    headers = {"Content-Type": FORM, "Cookie": f"crowdml-operator={desk.cookie}"}
-    assert raw(crowd).ask("POST", path, b"x=1", headers).status == 403
+
+
+def test_nothing_changes_without_a_login_or_without_a_token(crowd: Crowd):
+    line = raw(crowd)
+    assert {line.ask("POST", path, b"", {"Content-Type": FORM}).status for path in CHANGES} == {401}
+    headers = {"Content-Type": FORM, "Cookie": f"crowdml-operator={set_up(crowd).cookie}"}
+    assert {line.ask("POST", path, b"x=1", headers).status for path in CHANGES} == {403}
 
 
 # --- many attempts ---

@@ -85,6 +85,7 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
         _answered = 0.0
 
         def connection_made(self, transport: Any) -> None:
+            self.access_log = False  # uvicorn's lines have the query: `logs` writes ours, without
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
                 self._refuse(Problem("busy", f"{limits.connections} connections are open already.", retry_after=5))
