@@ -8,13 +8,15 @@ from crowdml import bench
 from crowdml.bench import server
 
 
-def test_the_benchmark_of_the_server_says_both_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, small in {"DEVICES": 8, "CONNECTIONS": 4, "CHECK_INS": 32, "CHECK_OUTS": 40}.items():
+def test_the_benchmark_of_the_server_says_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_sizes = {"DEVICES": 8, "CONNECTIONS": 4, "CHECK_INS": 32, "CHECK_OUTS": 40, "FLEET": 5, "FLEET_SECONDS": 3}
+    for name, small in small_sizes.items():
         monkeypatch.setattr(server, name, small)
+    monkeypatch.setenv("CROWDML_BENCH_CHECK_INS", "5000")
     result = server.measure(turns=1)
     assert result["id"] == "bench/server"
-    assert [each["key"] for each in result["ratios"]] == ["check-in", "check-out"]
-    for each in result["ratios"]:
+    assert [each["key"] for each in result["ratios"]] == ["check-in", "check-out", "fleet", "restart", "memory"]
+    for each in result["ratios"][:2]:
         assert each["value"] == min(each["by_wall"], each["by_cpu"]) > 0
         assert each["holds"] == (each["value"] >= each["goal"])
     assert all({"name", "value", "unit", "low", "high"} <= set(row) for row in result["rows"])

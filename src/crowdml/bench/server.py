@@ -5,12 +5,17 @@ SQLite in groups; for a check-out it answers fixed bytes. Ours does everything: 
 validation, the hash-chained journal, the update, a new publication, a signed receipt. Each runs in a process of its own
 and is charged by the CPU-seconds that the system counts for it. A ratio is the smaller of two: by the clock, and by
 CPU-seconds.
+
+Beside the ratios: a thousand devices of `crowdml fleet` with durable ledgers for a minute; and a long run of check-ins
+that are journalled, applied, snapshotted and reduced (their signatures apart, which leave nothing behind), after which
+the process is killed: its memory at a tenth and at the end, the disk that it took, and how long a restart takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -30,10 +35,20 @@ CHECK_INS, CHECK_OUTS, TURNS = 4096, 12_000, 5
 MSGPACK = b"application/msgpack"
 
 
+LONG = 100_000
+"""Check-ins of the long run; the environment variable CROWDML_BENCH_CHECK_INS gives another number."""
+FLEET, FLEET_SECONDS = 1000, 60
+
+
 def measure(progress: Callable[[str], None] = lambda _: None, *, turns: int = TURNS) -> dict[str, Any]:
     """Rows and ratios, as every benchmark says them."""
+    check_ins = int(os.environ.get("CROWDML_BENCH_CHECK_INS", LONG))
     with tempfile.TemporaryDirectory(prefix="crowdml-bench-") as place:
-        return asyncio.run(_measure(Path(place), progress, turns))
+        result = asyncio.run(_measure(Path(place), progress, turns))
+        for more in (_fleet(Path(place), progress), _long(Path(place), progress, check_ins)):
+            result["rows"] += more["rows"]
+            result["ratios"] += more["ratios"]
+        return result
 
 
 async def _measure(place: Path, progress: Callable[[str], None], turns: int) -> dict[str, Any]:
@@ -99,6 +114,167 @@ def _report(found: dict[str, list[Turn]], before: int, ours: Process, made: Load
     }
 
 
+def _row(name: str, value: float, unit: str) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "low": value, "high": value}
+
+
+def _most(key: str, name: str, value: float, goal: float, unit: str) -> dict[str, Any]:
+    """A number that must not be above its goal."""
+    return {"key": key, "name": name, "unit": unit, "goal": goal, "holds": value <= goal, "value": value}
+
+
+# --- a fleet ---
+
+
+FLEET_TASK = """
+name = "fleet"
+title = "A softmax of 50 features and 10 classes, one sample a check-in"
+features = { dimension = 50, norm = { kind = "l2", bound = 1.0 } }
+labels = { classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"] }
+model = { kind = "softmax" }
+protocol = { kind = "sgd", batch = 1, step = { c = 1.0 } }
+privacy = { mechanism = "discrete-gaussian", epsilon = { gradient = 1.0 }, delta = 1e-6, \
+budget = { epsilon = 1.0, samples = 100000 } }
+"""
+
+
+def _fleet(place: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """`crowdml serve` and `crowdml fleet`, each a process of its own, as an operator would start them."""
+    progress(f"a fleet of {FLEET} for {FLEET_SECONDS} s")
+    folder = place / "fleet"
+    folder.mkdir()
+    (folder / "fleet.toml").write_text(FLEET_TASK.replace("\\\n", ""))
+    rows = max(8, 2 * FLEET_SECONDS)
+    features = ",".join(["0.1"] * 50)
+    with (folder / "rows.csv").open("w") as file:
+        file.writelines(f"{features},{number % 10}\n" for number in range(FLEET * rows))
+    crowdml = [sys.executable, "-m", "crowdml.cli"]
+    much = ["--device-rate", "1e6", "--address-rate", "1e6", "--pace", "1e6"]
+    serve = [*crowdml, "serve", "--folder", str(folder / "server"), "--port", "0", "--task", str(folder / "fleet.toml")]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*serve, "--invite", str(FLEET), *much, "--json", "-"], stdout=subprocess.PIPE, stderr=log
+        )
+        try:
+            assert server.stdout is not None
+            said = json.loads(server.stdout.readline())
+            command = [*crowdml, "fleet", said["address"], said["code"], "--devices", str(FLEET), "--yes"]
+            command += ["--source", f"csv:{folder / 'rows.csv'}", "--folder", str(folder / "devices")]
+            done = subprocess.run(
+                [*command, "--seconds", str(FLEET_SECONDS), "--json", "-"], capture_output=True, check=False
+            )
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+            if server.stdout is not None:
+                server.stdout.close()
+    if done.returncode:
+        raise RuntimeError(f"the fleet failed: {done.stderr.decode()[-2000:]}")
+    found = json.loads(done.stdout)
+    wrong = found["refused"] + sum(found["problems"].values())
+    name = f"fleet of {found['devices']:,}"
+    holds = found["per_second"] >= 500 and found["p99"] < 2 and not wrong
+    return {
+        "rows": [
+            _row(f"{name}, check-ins", found["per_second"], "check-ins/s"),
+            _row(f"{name}, p99", 1e3 * found["p99"], "ms"),
+            _row(f"{name}, errors", float(wrong), "answers"),
+            _row(f"{name}, bytes up", found["bytes_up"] / max(1, found["check_ins"]), "bytes/check-in"),
+        ],
+        "ratios": [
+            {
+                "key": "fleet",
+                "name": f"{name} with durable ledgers: at least 500 a second, p99 under 2 s, no error",
+                "unit": "check-ins/s",
+                "goal": 500.0,
+                "value": found["per_second"],
+                "p99": found["p99"],
+                "errors": wrong,
+                "holds": holds,
+            }
+        ],
+    }
+
+
+# --- a long run ---
+
+
+def _long(place: Path, progress: Callable[[str], None], check_ins: int) -> dict[str, Any]:
+    progress(f"{check_ins:,} check-ins, and a restart")
+    folder = place / "long"
+    folder.mkdir()
+    command = [sys.executable, "-m", __name__]
+    fed = subprocess.run([*command, "feed", str(folder), str(check_ins)], stdout=subprocess.PIPE, check=False)
+    said = json.loads(fed.stdout.splitlines()[-1])
+    disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    began = time.perf_counter()
+    server = subprocess.Popen([*command, "again", str(folder)], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    server.stdout.readline()
+    restart = time.perf_counter() - began
+    server.send_signal(signal.SIGTERM)
+    server.wait(60)
+    server.stdout.close()
+    tenth, end = said["memory"]
+    return {
+        "rows": [
+            _row("long run, check-ins", float(check_ins), "check-ins"),
+            _row("long run, rate without signatures", check_ins / said["seconds"], "check-ins/s"),
+            _row("long run, memory at a tenth", tenth / 2**20, "MiB"),
+            _row("long run, memory at the end", end / 2**20, "MiB"),
+            _row("long run, disk", disk / check_ins, "bytes/check-in"),
+            _row("long run, restart", restart, "s"),
+        ],
+        "ratios": [
+            _most("restart", f"restart over {check_ins:,} check-ins", restart, 5.0, "s"),
+            _most("memory", f"memory after {check_ins:,} check-ins / after a tenth of them", end / tenth, 1.1, "ratio"),
+        ],
+    }
+
+
+def feed(folder: Path, check_ins: int) -> None:
+    """Check-ins through the server's own runner, as after authentication; ends without a goodbye."""
+    from crowdml.messages import SERVER, Envelope
+    from crowdml.server.hub import Hub, code_hash, utc_now
+    from crowdml.server.serve import DATABASE
+    from crowdml.storage.server import Store
+    from crowdml.wire.envelopes import open_signed, pack_envelope
+    from crowdml.wire.keys import Key
+    from crowdml.wire.statements import Statement
+
+    made = make_load(1, signed=False)
+    task, body = made.task, made.body
+    keys = [Key.from_secret(secret) for secret in made.secrets]
+    store = Store(folder / DATABASE, serving=True)
+    store.invite(code_hash("bench"), utc_now(), uses=len(keys))
+    for key in keys:
+        store.enrol(code_hash("bench"), key.public, utc_now())
+    store.add_task(task.canonical, task.name, utc_now(), "running")
+    hub = Hub.open(store)
+    memory: list[int] = []
+    began, done, seq = time.perf_counter(), 0, 0
+    while done < check_ins:
+        seq += 1
+        said = Statement(("zcdp 1/10",), seq, ("zcdp 1/10",))
+        batch = [
+            open_signed(
+                bytes(64)
+                + pack_envelope(Envelope(task.hash, key.id, frozenset((SERVER,)), seq, "sgd/gradient/1", body), said)
+            )
+            for key in keys[: check_ins - done]
+        ]
+        for at in range(0, len(batch), 64):
+            answers = hub._accept_for(task.hash, batch[at : at + 64])
+            if not all(isinstance(answer, tuple) for answer in answers):
+                raise RuntimeError(f"a check-in was refused: {answers}")
+        before, done = done, done + len(batch)
+        if before < check_ins // 10 <= done:
+            memory.append(_memory("self"))
+    memory.append(_memory("self"))
+    print(json.dumps({"seconds": time.perf_counter() - began, "memory": memory}), flush=True)
+    os._exit(0)  # as a kill would
+
+
 def _ratio(key: str, name: str, found: dict[str, Any], goal: float) -> dict[str, Any]:
     return {"key": key, "name": name, "unit": "ratio", "goal": goal, "holds": found["value"] >= goal, **found}
 
@@ -115,6 +291,7 @@ class Load:
     signed: list[list[bytes]]
     """By device, then by seq."""
     each: int
+    body: bytes
 
     @property
     def size(self) -> int:
@@ -148,7 +325,7 @@ def find_task() -> Any:
     return parse(resources.files("crowdml.tasks").joinpath("mnist.toml").read_text(encoding="utf-8"))
 
 
-def make_load(turns: int) -> Load:
+def make_load(turns: int, *, signed: bool = True) -> Load:
     """Check-ins of the shipped MNIST task (50 features, 10 classes), with a gradient of zeros."""
     import numpy as np
 
@@ -169,15 +346,15 @@ def make_load(turns: int) -> Load:
     body = pack({"errors": None, "labels": None, **plain, "version": 0})
     secrets = [number.to_bytes(32, "big") for number in range(1, DEVICES + 1)]
     each = CHECK_INS // DEVICES
-    signed: list[list[bytes]] = []
-    for secret in secrets:
+    found: list[list[bytes]] = []
+    for secret in secrets if signed else ():
         key = Key.from_secret(secret)
         envelopes = [
             Envelope(task.hash, key.id, frozenset((SERVER,)), seq, "sgd/gradient/1", body)
             for seq in range(1, turns * each + 1)
         ]
-        signed.append([sign(one, Statement(("zcdp 1/10",), one.seq, ("zcdp 1/10",)), key) for one in envelopes])
-    return Load(task, secrets, signed, each)
+        found.append([sign(one, Statement(("zcdp 1/10",), one.seq, ("zcdp 1/10",)), key) for one in envelopes])
+    return Load(task, secrets, found, each, body)
 
 
 # --- the generator ---
@@ -291,11 +468,15 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return _memory(self.pid)
 
     def disk(self) -> int:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+
+def _memory(pid: int | str) -> int:
+    """Bytes of a process that are in memory now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager
@@ -410,5 +591,17 @@ def serve_ours(folder: Path) -> None:
     run(serve(folder, port=0, tasks=[find_task()], limits=limits, started=tell))
 
 
+def serve_again(folder: Path) -> None:
+    """A server on what is there."""
+    from crowdml.server.serve import Started, run, serve
+
+    def tell(started: Started) -> None:
+        print(started.address.rpartition(":")[2], flush=True)
+
+    run(serve(folder, port=0, started=tell))
+
+
 if __name__ == "__main__":
-    {"bare": serve_bare, "ours": serve_ours}[sys.argv[1]](Path(sys.argv[2]))
+    if sys.argv[1] == "feed":
+        feed(Path(sys.argv[2]), int(sys.argv[3]))
+    {"bare": serve_bare, "ours": serve_ours, "again": serve_again}[sys.argv[1]](Path(sys.argv[2]))
