@@ -6,12 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import sqlalchemy as sa
 from loopback import SMALL, rows, serving, small_task
 
 import crowdml
+from crowdml.cli.device import Attempt
+from crowdml.device.client import Client, Unreachable
+from crowdml.device.fleet import Fleet
+from crowdml.device.folder import Folder
+from crowdml.device.verification import check_receipts
+from crowdml.protocols import find
+from crowdml.server.tls import local_certificate
+from crowdml.server.transcript import write_transcript
+from crowdml.storage import Ledger
+from crowdml.wire.keys import Key
+from crowdml.wire.receipts import open_receipt
+from crowdml.wire.requests import open_owner_link
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = small_task(samples=20)
@@ -218,3 +233,138 @@ def test_the_page_about_devices_has_a_heading_for_every_option():
         for option in found.params:
             for word in (word for word in option.opts if word.startswith("--") and word not in ("--json", "--help")):
                 assert any(word in heading.replace(",", " ").split() for heading in headings), f"{name} {word}"
+
+
+# --- an attempt to join that fails ---
+
+
+def test_a_join_that_fails_before_anything_was_enrolled_leaves_nothing_behind(server, tmp_path):
+    source = write_rows(tmp_path / "rows.csv", 30)
+    options = ("--source", source, "--yes")
+    command("join", server.address, "no-such-code", *options, cwd=tmp_path, code=1)
+    command("join", "http://127.0.0.1:1", server.code, *options, cwd=tmp_path, code=1)
+    command("join", server.address, server.code, "--source", "csv:missing.csv", "--yes", cwd=tmp_path, code=1)
+    command("join", server.address, server.code, "--source", source, cwd=tmp_path, code=1)  # nobody said yes
+    assert not (tmp_path / "crowdml-device").exists()
+    command("fleet", server.address, "no-such-code", "--devices", 2, *options, cwd=tmp_path, code=1)
+    assert not (tmp_path / "crowdml-fleet").exists()
+
+
+def test_a_folder_with_the_owners_budget_outlives_a_join_that_fails(server, tmp_path):
+    command("budget", "set", "--epsilon", "2", "--samples", 10, cwd=tmp_path)
+    source = write_rows(tmp_path / "rows.csv", 30)
+    command("join", server.address, "no-such-code", "--source", source, "--yes", cwd=tmp_path, code=1)
+    assert (tmp_path / "crowdml-device" / "device.json").exists()
+
+
+def test_a_join_whose_enrolment_may_have_arrived_keeps_its_key_and_goes_on_with_it(server, tmp_path):
+    """The server enrols the device and its answer is lost: the same key must come again."""
+    home = Folder(tmp_path / "device")
+    attempt = Attempt(home)
+
+    def lose_the_answer() -> None:
+        with attempt.joining():
+            attempt.fleet = Fleet(home, Client(server.address), TASK, find(TASK), asked=True)
+            made.append(home.key().id)
+            raise Unreachable("the answer was lost.")
+
+    made: list[str] = []
+    with pytest.raises(Unreachable):
+        lose_the_answer()
+    assert made == [home.key().id]
+
+
+# --- a closed task ---
+
+
+def test_a_closed_task_is_joined_and_read_with_the_devices_signature(tmp_path):
+    task = small_task("closed", samples=20)
+    source = write_rows(tmp_path / "rows.csv", 20)
+    with serving(tmp_path / "server", task) as server:
+        server.call(server.hub.set_closed(task.hash, True))
+        refused = command("join", server.address, server.code, "--source", source, cwd=tmp_path, code=1)
+        assert "Nobody is there to answer" in refused.stderr
+        assert not (tmp_path / "crowdml-device").exists()
+        done = command("join", server.address, server.code, "--source", source, "--yes", "--json", "-", cwd=tmp_path)
+        assert json.loads(done.stdout)["check_ins"] == 4
+        verified = command("ledger", "--verify", "--json", "-", cwd=tmp_path)
+        assert json.loads(verified.stdout)["tasks"][0]["in_chain"] == 4
+
+
+# --- the owner's link, and receipts ---
+
+
+def test_the_owners_link_is_signed_by_the_device_and_opens_its_page(server, tmp_path):
+    source = write_rows(tmp_path / "rows.csv", 10)
+    command("join", server.address, server.code, "--source", source, "--yes", cwd=tmp_path)
+    made = json.loads(command("ledger", "--web", "--no-open", "--json", "-", cwd=tmp_path).stdout)
+    parts = urlsplit(made["link"])
+    query = dict(parse_qsl(parts.query))
+    key = Folder(tmp_path / "crowdml-device").key()
+    assert (parts.path, made["opened"]) == (f"/device/{key.id}", False)
+    ends = open_owner_link(key.public, key.id, query["at"], query["for"], query["signature"], now=made["at"])
+    assert ends == made["at"] + 600
+
+
+def test_receipts_are_verified_against_the_key_the_chain_and_a_transcript(tmp_path):
+    task = small_task("verified", samples=1000)
+    source = write_rows(tmp_path / "rows.csv", 20)
+    with serving(tmp_path / "server", task) as server:
+        for folder in ("a", "b"):
+            command("join", server.address, server.code, "--source", source, "--folder", folder, "--yes", cwd=tmp_path)
+        with (tmp_path / "transcript").open("wb") as file:
+            write_transcript(server.hub.store, task.hash, file)
+        options = ("ledger", "--folder", "b", "--verify", "--transcript", "transcript")
+        said = command(*options, cwd=tmp_path).stdout
+        assert "4 receipts for 4 messages" in said
+        assert "4 of 4 are in the journal's chain" in said
+        found = json.loads(command(*options, "--json", "-", cwd=tmp_path).stdout)
+        (result,) = found["tasks"]
+        assert (found["holds"], result["in_chain"], result["in_transcript"], result["flaws"]) == (True, 4, 4, [])
+        assert result["head"] == {"index": 8, "chain": server.hub.find(task.hash).offer.chain.hex()}
+
+        # another history: the second device's first check-in is no longer what it was
+        with Ledger(tmp_path / "b" / "ledger.sqlite") as ledger:
+            first = open_receipt(ledger.receipts()[0]).chain
+        with server.hub.store.writing() as connection:
+            guards = (
+                connection.execute(sa.text("select name from sqlite_schema where type = 'trigger'")).scalars().all()
+            )
+            for guard in guards:
+                connection.execute(sa.text(f"drop trigger {guard}"))
+            connection.execute(sa.text("update journal set chain = zeroblob(32) where chain = :c"), {"c": first})
+        broken = command(*options[:4], "--json", "-", cwd=tmp_path, code=1)
+        assert "do not hold" in broken.stderr
+        (result,) = json.loads(broken.stdout)["tasks"]
+        assert result["in_chain"] in (2, 3)
+        assert "is no longer at place" in result["flaws"][0]
+    alone = command(*options[:4], cwd=tmp_path).stdout  # the server is away: what can be checked here still is
+    assert "The server signed each" in alone
+    assert "The chain was not looked at" in alone
+
+
+def test_a_receipt_of_another_server_or_for_other_bytes_does_not_hold(server, tmp_path):
+    source = write_rows(tmp_path / "rows.csv", 10)
+    command("join", server.address, server.code, "--source", source, "--yes", cwd=tmp_path)
+    home = Folder(tmp_path / "crowdml-device")
+    with home.ledger() as ledger:
+        sent = ledger.sent()
+    mine, theirs = bytes.fromhex(home.server.key), Key.generate().public
+    assert [result.holds for result in check_receipts(sent, home.key().id, mine)] == [True]
+    (forged,) = check_receipts(sent, home.key().id, theirs)
+    assert len(forged.flaws) == len(sent)
+    (other,) = check_receipts([replace(each, hash=bytes(32)) for each in sent], home.key().id, mine)
+    assert all("other bytes than were sent" in flaw for flaw in other.flaws)
+    (turned,) = check_receipts(sent[::-1], home.key().id, mine)
+    assert len(turned.flaws) == 1
+
+
+def test_a_servers_own_authority_is_trusted_and_kept_in_the_folder(tmp_path):
+    home = Folder(tmp_path / "device")
+    home.make()
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(local_certificate(tmp_path / "server", "127.0.0.1").authority.read_bytes())
+    home.trust(authority)
+    authority.unlink()
+    assert Client("https://127.0.0.1:1", ca=home.authority)
+    assert home.authority == str(home.path / "authority.pem")

@@ -306,7 +306,7 @@ def test_an_impossible_budget_cannot_be_made(wrong):
         "insert or replace into serial values (0, 0)",
         "delete from outbox",
         "update outbox set body = x'00'",
-        "insert or replace into outbox values (0, (select hash from task), 0, x'00', 0, null)",
+        "insert or replace into outbox values (0, (select hash from task), 0, x'00', 0, null, null, null)",
         "update task set hash = zeroblob(32)",
         "delete from task",
         "delete from migration",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet, Rates, Summary
-    from crowdml.device.folder import Consent
+    from crowdml.device.folder import Consent, Folder
 
 T = TypeVar("T")
 
@@ -35,7 +36,11 @@ folder_option = click.option(
     help="The device's folder.",
 )
 ca_option = click.option(
-    "--ca", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust instead of the system's."
+    "--ca",
+    "--certificate",
+    "ca",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Certificates to trust instead of the system's, such as a server's own authority; kept in the folder.",
 )
 task_option = click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where several run.")
 yes_option = click.option("--yes", is_flag=True, help="Accept the task's promise and price without being asked.")
@@ -91,9 +96,10 @@ def join(
     conditions = Conditions(None if hours is None else parse_hours(hours), on_mains, unmetered)
     share = Share() if shard is None else parse_share(shard)
     home = Folder(folder)
+    attempt = Attempt(home)
 
     async def work(client: Client) -> Summary:
-        fleet = await _welcome(report, client, home, wanted, yes, devices=1, single=True)
+        fleet = await _welcome(report, client, home, wanted, yes, code, ca, attempt, devices=1, single=True)
         fleet.conditions, fleet.tell, fleet.new_data = conditions, _teller(report), new_data
         reader = open_source(source, fleet.task, share, seed=seed)  # a wrong one is said before the server hears of us
         if reader.name is None:
@@ -105,8 +111,8 @@ def join(
         report.line(f"Joined as device {fleet.all_keys()[0][1].id}.")
         return await fleet.run(lambda _: reader, seconds=seconds, most=most)
 
-    with home.locked():
-        summary = _run(url, ca, 4, work)
+    with attempt.joining():
+        summary = _run(url, ca or home.authority, 4, work)
     report.line(summary.reason)
     report.line(_spent(summary))
     report.finish(_plain(summary))
@@ -153,9 +159,10 @@ def fleet(
 
     report = Report(json_path)
     home = Folder(folder)
+    attempt = Attempt(home)
 
     async def work(client: Client) -> Summary:
-        crowd = await _welcome(report, client, home, wanted, yes, devices=devices, single=False)
+        crowd = await _welcome(report, client, home, wanted, yes, code, ca, attempt, devices=devices, single=False)
         readers = deal_sources(source, crowd.task, devices, seed=seed)
         crowd.new_data = new_data
         with report.progress() as bar:
@@ -163,8 +170,8 @@ def fleet(
             await crowd.enrol(code, ca, lambda n: bar.advance(shown, n))
         return await _watched(report, crowd, lambda number: readers[number], seconds, most)
 
-    with home.locked():
-        summary = _run(url, ca, connections, work)
+    with attempt.joining():
+        summary = _run(url, ca or home.authority, connections, work)
     table = make_table("", f"{summary.devices} devices")
     for name, value in (
         ("check-ins", f"{summary.check_ins:,}"),
@@ -209,7 +216,7 @@ def leave(folder: Path, yes: bool, even_if_unreachable: bool, json_path: str | N
 
     with home.locked():
         try:
-            _run(server.url, server.ca, 1, work)
+            _run(server.url, home.authority, 1, work)
         except Unreachable as error:
             if not even_if_unreachable:
                 raise OutputError(
@@ -257,6 +264,26 @@ def set_(
 # --- what they share ---
 
 
+class Attempt:
+    """An attempt to join. One that fails before the server may know the device leaves nothing behind."""
+
+    def __init__(self, home: Folder) -> None:
+        self.home = home
+        self.fleet: Fleet | None = None
+
+    @contextmanager
+    def joining(self) -> Generator[None]:
+        with self.home.locked():  # and so nobody else is at work in this folder
+            new = self.home.untouched
+            try:
+                yield
+            except BaseException:
+                known = self.home.joined or (self.fleet is not None and self.fleet.asked)
+                if new and not known and self.home.path.exists():
+                    self.home.erase()  # what the server may have heard of is kept, to go on from
+                raise
+
+
 def _run(url: str, ca: str | None, connections: int, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """Run with a client, which is closed in the end."""
     import asyncio
@@ -274,33 +301,65 @@ def _run(url: str, ca: str | None, connections: int, work: Callable[[Client], Co
 
 
 async def _welcome(
-    report: Report, client: Client, home: Any, wanted: str | None, yes: bool, *, devices: int, single: bool
+    report: Report,
+    client: Client,
+    home: Folder,
+    wanted: str | None,
+    yes: bool,
+    code: str,
+    ca: str | None,
+    attempt: Attempt,
+    *,
+    devices: int,
+    single: bool,
 ) -> Fleet:
-    """Find the task, show its promise and price, ask, and note the consent. What was accepted before is not asked."""
+    """Find the task, show its promise and price, ask, and note the consent. What was accepted before is not asked.
+
+    A closed task is shown to those alone who joined: its device enrols first, and withdraws where its owner declines.
+    """
     import getpass
     from dataclasses import replace
 
     from crowdml.device.fleet import Fleet
     from crowdml.device.folder import offer
-    from crowdml.device.joining import choose_task, fetch_task, list_tasks
+    from crowdml.device.joining import choose_task, enrol_device, fetch_task, list_tasks, pinned, withdraw
     from crowdml.device.runner import Clock
+    from crowdml.wire.problems import Problem
 
-    clock = Clock()
+    clock, early = Clock(), None
     known = home.consents()
     remembered = [hash_ for hash_, each in known.items() if wanted in (None, each.name) or hash_ == wanted]
     if home.joined and len(remembered) == 1:
         task, protocol = home.accepted(bytes.fromhex(remembered[0]))  # a server that is away does not stop us here
     else:
         chosen = choose_task(await list_tasks(client), wanted)
-        task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
+        hash_ = bytes.fromhex(chosen.hash)
+        try:
+            task, protocol = await fetch_task(client, hash_)
+        except Problem as problem:
+            if problem.slug != "closed":
+                raise
+            report.line("This task is closed: its server shows it to devices that joined. Joining, to see it first.")
+            early = home.key(None if single else 0)
+            if not home.joined:
+                home.ledger().close()
+                pinned(home, client, await enrol_device(client, early, code, hash_), ca)
+            task, protocol = await fetch_task(client, hash_, early, clock)
     shown = offer(task, protocol)
     if shown.task not in known:
         _show(report, shown)
         if not yes:
-            _ask("Take part?", "Nothing was sent.")
+            try:
+                _ask("Take part?", "Nothing was sent.")
+            except OutputError:
+                if early is not None and not known:
+                    await withdraw(client, early, clock)
+                    home.erase()
+                raise
         by = "--yes" if yes else getpass.getuser()
         home.accept(task, replace(shown, by=by, at=clock.utc()))
-    return Fleet(home, client, task, protocol, devices=devices, single=single, clock=clock)
+    attempt.fleet = Fleet(home, client, task, protocol, devices=devices, single=single, clock=clock)
+    return attempt.fleet
 
 
 def _show(report: Report, shown: Consent) -> None:
@@ -366,7 +425,8 @@ def _rates_table(rates: Rates) -> Any:
 
 def _spent(summary: Summary) -> str:
     return (
-        f"{summary.check_ins:,} check-ins. Over everything ever given the dearest sample has paid ε = "
+        f"{summary.check_ins:,} check-in{'' if summary.check_ins == 1 else 's'}. "
+        "Over everything ever given the dearest sample has paid ε = "
         f"{epsilon_text(summary.epsilon_sample)}, the dearest device ε = {epsilon_text(summary.epsilon_device)} "
         f"(δ = {summary.delta:g})."
     )

@@ -1,19 +1,25 @@
-"""`crowdml ledger`: what this device has given, and what it cost."""
+"""`crowdml ledger`: what this device has given, what it cost, and whether the server keeps its word about it."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from crowdml.cli.output import Report, epsilon_text, json_option, loss_text, make_table
+from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_text, make_table
 
 if TYPE_CHECKING:
+    from crowdml.device.client import Client
+    from crowdml.device.folder import Folder, Server
+    from crowdml.device.verification import Verified
     from crowdml.storage.ledger import Charge
 
 FILE = "ledger.sqlite"
 """The ledger's name in a device's folder."""
+LINK_LASTS = 600
+"""Seconds that the owner's link holds."""
 
 
 @click.command()
@@ -26,18 +32,43 @@ FILE = "ledger.sqlite"
 )
 @click.option("--delta", default=1e-6, show_default=True, help="At which delta the totals are said.")
 @click.option("--last", default=20, show_default=True, help="How many charges to show.")
+@click.option("--web", is_flag=True, help="Make a link to the owner's page on the server; it holds for ten minutes.")
+@click.option("--no-open", is_flag=True, help="With --web: print the link and open no browser.")
+@click.option("--verify", is_flag=True, help="Check the server's receipts: its signature, and its chain if it answers.")
+@click.option(
+    "--transcript",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --verify: an exported transcript to look for this device's check-ins in.",
+)
 @json_option
-def ledger(folder: Path, delta: float, last: int, json_path: str | None) -> None:
+def ledger(
+    folder: Path,
+    delta: float,
+    last: int,
+    web: bool,
+    no_open: bool,
+    verify: bool,
+    transcript: Path | None,
+    json_path: str | None,
+) -> None:
     """Show what this device has spent: both totals, and its charges, newest first."""
-    from crowdml.errors import LedgerError
+    report = Report(json_path)
+    if web and verify:
+        raise click.UsageError("--web and --verify are two questions; ask them one after the other.")
+    if transcript is not None and not verify:
+        raise click.UsageError("--transcript goes with --verify.")
+    if web:
+        _web(report, folder, no_open)
+    elif verify:
+        _verify(report, folder, transcript)
+    else:
+        _show(report, folder, delta, last)
+
+
+def _show(report: Report, folder: Path, delta: float, last: int) -> None:
     from crowdml.storage.ledger import Ledger
 
-    report = Report(json_path)
-    path = folder / FILE if folder.is_dir() else folder
-    if not path.is_file():
-        raise LedgerError(
-            f"there is no ledger {path}: this device has given nothing, or it lies elsewhere. Name its --folder."
-        )
+    path = _path(folder)
     with Ledger(path, must_exist=True) as book:
         charges, top, whole, given = (
             book.charges(),
@@ -49,7 +80,7 @@ def ledger(folder: Path, delta: float, last: int, json_path: str | None) -> None
     report.print(
         f"The dearest sample has paid ε = {epsilon_text(dearest)}, the device ε = {epsilon_text(whole.epsilon(delta))}"
     )
-    report.print(f"(δ = {delta:g}), in {len(charges):,} charges on {given:,} samples.")
+    report.print(f"(δ = {delta:g}), in {_many(len(charges), 'charge')} on {_many(given, 'sample')}.")
     table = make_table("when", "task", "what", "samples", "sample pays", "seen by", numbers=False)
     for charge in charges[:last]:
         table.add_row(
@@ -73,6 +104,145 @@ def ledger(folder: Path, delta: float, last: int, json_path: str | None) -> None
             "charges": [_plain(charge) for charge in charges],
         }
     )
+
+
+def _web(report: Report, folder: Path, no_open: bool) -> None:
+    """A link that the device signs: whoever opens it within its time is taken for the owner."""
+    from crowdml.wire.requests import owner_link
+
+    home, server = _joined(folder)
+    key = home.key()
+    at = int(time.time())
+    link = f"{server.url}/device/{key.id}?{owner_link(key, at, LINK_LASTS)}"
+    report.line(link)
+    report.print(
+        f"It holds for {LINK_LASTS // 60} minutes. Whoever opens it sees what this device gave and can withdraw it: "
+        "show it to nobody."
+    )
+    opened = False if no_open else _open(link)
+    report.finish({"link": link, "at": at, "for": LINK_LASTS, "device": key.id, "opened": opened})
+
+
+def _open(link: str) -> bool:
+    """Open a browser where one is at hand; on a board without a screen there is none."""
+    import os
+    import sys
+    import webbrowser
+
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        return webbrowser.open(link)
+    except webbrowser.Error:
+        return False
+
+
+def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
+    import asyncio
+
+    from crowdml.device.client import Client, Unreachable
+    from crowdml.device.runner import Clock
+    from crowdml.device.verification import check_chain, check_receipts, check_transcript
+    from crowdml.errors import CrowdmlError
+    from crowdml.wire.problems import Problem
+
+    home, server = _joined(folder)
+    key = home.key()
+    with home.ledger() as book:
+        results = check_receipts(book.sent(), key.id, bytes.fromhex(server.key))
+    unasked: str | None = None
+
+    async def ask(client: Client) -> None:
+        try:
+            for result in results:
+                await check_chain(client, key, result, Clock())
+        finally:
+            await client.close()
+
+    if results:
+        try:
+            asyncio.run(ask(Client(server.url, ca=home.authority)))
+        except (Unreachable, Problem) as error:
+            unasked = str(error)
+    if transcript is not None:
+        check_transcript(transcript, results)
+        if all(result.in_transcript is None for result in results):
+            raise OutputError(f"{transcript} is of a task that this device has given nothing to.")
+    for result in results:
+        _say(report, result, unasked)
+    if not results:
+        report.line("This device has sent nothing, so there is no receipt.")
+    holds = all(result.holds for result in results)
+    report.finish(
+        {
+            "holds": holds,
+            "device": key.id,
+            "server_asked": unasked is None and bool(results),
+            "tasks": [_found(result) for result in results],
+        }
+    )
+    if not holds:
+        raise CrowdmlError(
+            "The server's receipts do not hold. Keep this folder as it is, for it is the evidence, and ask whoever runs "
+            "the study."
+        )
+
+
+def _say(report: Report, result: Verified, unasked: str | None) -> None:
+    count = len(result.receipts)
+    report.line(f"Task {result.task.hex()[:12]}: {_many(count, 'receipt')} for {_many(result.sent, 'message')}.")
+    if count and result.holds:
+        report.line(" - The server signed each, for these very bytes, at places that rise.")
+    if result.unhashed:
+        report.line(f" - {_many(result.unhashed, 'receipt')} for messages whose hash was not kept: checked on arrival.")
+    if result.in_chain is not None and result.head is not None:
+        report.line(f" - {result.in_chain} of {count} are in the journal's chain as the server shows it now.")
+        report.line(f" - Its head is {result.head[1]} at place {result.head[0]}: others must see the same.")
+    elif unasked is not None:
+        report.line(f" - The chain was not looked at: {unasked}")
+    if result.in_transcript is not None:
+        report.line(f" - {_many(result.in_transcript, 'message')} found at the right place of the transcript. "
+                    "`crowdml replay` tells whether it leads to the published weights.")  # fmt: skip
+    for flaw in result.flaws:
+        report.line(f" - WRONG: {flaw}")
+
+
+def _found(result: Verified) -> dict[str, Any]:
+    return {
+        "task": result.task.hex(),
+        "sent": result.sent,
+        "receipts": len(result.receipts),
+        "unhashed": result.unhashed,
+        "in_chain": result.in_chain,
+        "head": None if result.head is None else {"index": result.head[0], "chain": result.head[1]},
+        "in_transcript": result.in_transcript,
+        "flaws": result.flaws,
+    }
+
+
+def _joined(folder: Path) -> tuple[Folder, Server]:
+    from crowdml.device.folder import Folder
+
+    home = Folder(folder)
+    server = home.server
+    if server is None:
+        raise OutputError(f"{folder} has joined no server. Name the device's --folder.")
+    return home, server
+
+
+def _path(folder: Path) -> Path:
+    from crowdml.errors import LedgerError
+
+    path = folder / FILE if folder.is_dir() else folder
+    if not path.is_file():
+        raise LedgerError(
+            f"there is no ledger {path}: this device has given nothing, or it lies elsewhere. Name its --folder."
+        )
+    return path
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _plain(charge: Charge) -> dict[str, Any]:

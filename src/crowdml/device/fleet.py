@@ -95,6 +95,8 @@ class Fleet:
     new_data: bool = False
     """The owner says that nothing of these sources was ever given: asked for after a lost ledger."""
     runners: list[Runner] = field(default_factory=list)
+    asked: bool = False
+    """Whether the server may know a device of this folder: an enrolment was sent, and not refused."""
 
     def all_keys(self) -> list[tuple[int, Key]]:
         return [(number, self.folder.key(None if self.single else number)) for number in range(self.devices)]
@@ -107,7 +109,13 @@ class Fleet:
 
         async def one(key: Key) -> None:
             async with gate:
-                enrolled = await self._patiently(lambda: enrol_device(self.client, key, code, self.task.hash))
+                before, self.asked = self.asked, True
+                try:
+                    enrolled = await self._patiently(lambda: enrol_device(self.client, key, code, self.task.hash))
+                except Problem as problem:
+                    if problem.status < 500:
+                        self.asked = before
+                    raise
             known = self.folder.server
             if known is None or known.key != enrolled.server_key.hex() or known.url != self.client.url:
                 pinned(self.folder, self.client, enrolled, ca)

@@ -4,6 +4,7 @@
     ledger.sqlite   charges, outbox, waiting samples, receipts
     given.log       which message was sealed last, for the day on which the ledger is lost
     device.json     the server's address and key, the owner's budget
+    authority.pem   the certificates by which the server is known, where the owner named some
     consent.json    which tasks the owner accepted, what was shown, who accepted it and when
     tasks/          those tasks, byte for byte
 
@@ -35,7 +36,7 @@ from crowdml.wire.keys import Key
 __all__ = ["Consent", "Folder", "OwnerBudget", "Server", "offer", "readable_task"]
 
 LEDGER, DEVICE, CONSENT, KEY, LOCK = "ledger.sqlite", "device.json", "consent.json", "key.pem", "lock"
-GIVEN = "given.log"
+GIVEN, AUTHORITY = "given.log", "authority.pem"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Server:
     url: str
     key: str  # hex
     ca: str | None = None
+    """The file of certificates that the owner named when joining; those that count are the folder's own copy."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,22 @@ class Folder:
         self._write(DEVICE, {**self._read(DEVICE), "server": asdict(server)})
 
     @property
+    def authority(self) -> str | None:
+        """The certificates to trust instead of the system's, as they were when the device joined."""
+        copy = self.path / AUTHORITY
+        if copy.exists():
+            return str(copy)
+        return None if self.server is None else self.server.ca
+
+    def trust(self, certificates: Path | str) -> None:
+        """Keep a copy of the owner's certificates: the file that they came from may go."""
+        try:
+            data = Path(certificates).read_bytes()
+        except OSError as error:
+            raise DataError(f"{certificates} cannot be read: {error.strerror}.") from error
+        self._replace(Path(AUTHORITY), data)
+
+    @property
     def budget(self) -> OwnerBudget | None:
         found = self._read(DEVICE).get("budget")
         return None if found is None else OwnerBudget(**found)
@@ -268,6 +286,11 @@ class Folder:
 
     def last_marks(self) -> dict[int, Mark]:
         return read_marks(self.path / GIVEN)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody has used this folder yet: it is not there, or empty but for the lock."""
+        return not self.path.exists() or all(each.name == LOCK for each in self.path.iterdir())
 
     def erase(self) -> None:
         """Forget everything: key, ledger, samples. It cannot be undone."""

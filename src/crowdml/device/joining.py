@@ -65,9 +65,17 @@ def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
     raise UnknownName(f"{len(running)} tasks there are called {wanted!r}. The server has: {names}.")
 
 
-async def fetch_task(client: Client, hash_: bytes) -> tuple[Task, Protocol]:
-    """The task whose SHA-256 is `hash_`, read from its own bytes; one that no device should run is refused."""
-    answer = await client.request("GET", f"/v1/tasks/{hash_.hex()}", largest=LARGEST_TASK)
+async def fetch_task(
+    client: Client, hash_: bytes, key: Key | None = None, clock: Clock | None = None
+) -> tuple[Task, Protocol]:
+    """The task whose SHA-256 is `hash_`, read from its own bytes; one that no device should run is refused.
+
+    `key`: of a device that joined, for a closed task.
+    """
+    path, headers = f"/v1/tasks/{hash_.hex()}", dict[str, str]()
+    if key is not None:
+        headers["Authorization"] = authorize(key, "GET", client.prefix + path, now=(clock or Clock()).now())
+    answer = await client.request("GET", path, headers=headers, largest=LARGEST_TASK)
     return readable_task(answer.body, hash_)
 
 
@@ -85,7 +93,9 @@ async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> Enro
 
 
 def pinned(folder: Folder, client: Client, enrolled: Enrolled, ca: str | None) -> None:
-    """Know this server from now on by its key."""
+    """Know this server from now on by its key, and by the certificates that the owner named."""
+    if ca is not None and ca != folder.authority:
+        folder.trust(ca)
     folder.pin(Server(client.url, enrolled.server_key.hex(), ca))
 
 

@@ -202,6 +202,7 @@ class _Sealed:
     waiting: Outgoing
     seq: int
     digest: bytes
+    content: bytes = b""
 
 
 def _sealed(waiting: Outgoing) -> _Sealed:
@@ -564,9 +565,11 @@ class Runner:
                 envelope = seal(self.task.hash, key.id, to, seq, effect.message, door)
                 data = sign(envelope, statement, key)
                 digest = hashlib.sha256(data).digest()
-                sealed.append(_Sealed(Outgoing(self.task.hash, number + len(sealed), data), seq, digest))
+                waiting = Outgoing(self.task.hash, number + len(sealed), data)
+                sealed.append(_Sealed(waiting, seq, digest, hashlib.sha256(envelope.body).digest()))
                 self.commit.mark(ledger.device, digest, seq, statement)
         outbox = {each.waiting.seq: each.waiting.body for each in sealed}
+        contents = {each.waiting.seq: each.content for each in sealed}
         state, place = _write_state(step.state, seq), self._place + len(serials)
         if self._lazy:
             write = partial(
@@ -577,7 +580,9 @@ class Runner:
             )
         else:
             write = partial(ledger.charge, given=serials)
-        await self.commit(partial(write, self.task.hash, charges, self.member.budgets, outbox=outbox, state=state))
+        await self.commit(
+            partial(write, self.task.hash, charges, self.member.budgets, outbox=outbox, contents=contents, state=state)
+        )
         self._seq, self._place = seq, place
         return sealed
 
@@ -648,11 +653,12 @@ class Runner:
         signed = open_signed(message.body)
         data = sign(replace(signed.envelope, seq=expected), signed.statement, self.member.key)
         self.commit.mark(self.member.ledger.device, hashlib.sha256(data).digest(), expected, signed.statement)
-        await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected)
+        content = hashlib.sha256(signed.envelope.body).digest()
+        await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected, content)
 
-    async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int) -> None:
-        ledger, state = self.member.ledger, _write_state(None, seq)
-        await self.commit(lambda: ledger.charge(self.task.hash, [], [], outbox=outbox, state=state, done=[message.seq]))
+    async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int, content: bytes = b"") -> None:
+        write = partial(self.member.ledger.charge, self.task.hash, [], [], outbox=outbox, done=[message.seq])
+        await self.commit(partial(write, contents=dict.fromkeys(outbox, content), state=_write_state(None, seq)))
         self._seq = seq
 
     # --- asking the server ---

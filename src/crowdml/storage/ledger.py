@@ -12,6 +12,7 @@ writes to the file (SQLite says so), so that a step reads nothing back. On doubt
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -113,6 +114,18 @@ class Outgoing:
     task: bytes
     seq: int
     body: bytes
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message and what became of it: the hashes of its bytes and of what it says, where they were kept."""
+
+    task: bytes
+    seq: int
+    hash: bytes | None
+    content: bytes | None
+    acknowledged: bool
+    receipt: bytes | None
 
 
 @dataclass(frozen=True)
@@ -305,6 +318,7 @@ class Ledger:
         budgets: Iterable[Budget],
         *,
         outbox: Mapping[int, bytes] | None = None,
+        contents: Mapping[int, bytes] | None = None,
         state: bytes | None = None,
         given: Iterable[int] = (),
         done: Iterable[int] = (),
@@ -314,6 +328,7 @@ class Ledger:
     ) -> None:
         """Write one step of a task: its charges, its sealed messages by sequence number, and the protocol's state.
 
+        `contents` are hashes of what the messages say, kept beside the hash of their bytes.
         `given` are serials of waiting samples that it used: they wait no more. `done` are messages that these replace
         or that were refused for good: their bytes are forgotten. `take` are the next serials, where the samples of
         this step have none yet; `source` and `taken` as in `keep`, where they waited at their source.
@@ -345,9 +360,8 @@ class Ledger:
                         f"task {_name(task)}: message {seq} was written before. {NOTHING_SENT} "
                         "Send the bytes of `resend`, or seal the new message under `next_seq`."
                     )
-                write(
-                    "insert into outbox (device, task, seq, body) values (?, ?, ?, ?)", (self.device, task, seq, body)
-                )
+                content = None if contents is None else contents.get(seq)
+                write(_INSERT_OUTBOX, (self.device, task, seq, body, hashlib.sha256(body).digest(), content))
                 self._memory.seq[task] = max(seq + 1, self._next_seq(task))
             if state is not None:
                 write(_WRITE_STATE, (self.device, task, state))
@@ -386,6 +400,21 @@ class Ledger:
                 (task, self.device),
             )
             return tuple(row[0] for row in rows)
+
+    def sent(self, task: bytes | None = None) -> tuple[Sent, ...]:
+        """Every message that was ever sealed and may have been sent, oldest first."""
+        with self._explained():
+            rows = self._connection.execute(
+                "select task, seq, hash, content, acknowledged, receipt from outbox "
+                "where device = ?2 and (?1 is null or task = ?1) order by rowid",
+                (task, self.device),
+            )
+            return tuple(Sent(task, seq, a, b, bool(done), receipt) for task, seq, a, b, done, receipt in rows)
+
+    def devices(self) -> tuple[int, ...]:
+        """The devices of this file that have sealed a message."""
+        with self._explained():
+            return tuple(row[0] for row in self._connection.execute("select distinct device from outbox order by 1"))
 
     def state(self, task: bytes) -> bytes | None:
         """The protocol's state after its last step that was written; None before the first."""
@@ -799,6 +828,8 @@ insert into charge (task, mechanism, loss, device_loss, unit, adjacency, observe
                     first_sample, last_sample, level, charged_at, device)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+
+_INSERT_OUTBOX = "insert into outbox (device, task, seq, body, hash, content) values (?, ?, ?, ?, ?, ?)"
 
 _WRITE_STATE = """
 insert into state (device, task, body) values (?, ?, ?)
