@@ -73,6 +73,19 @@ def test_a_used_or_wrong_set_up_token_makes_nobody(crowd: Crowd):
     assert crowd.running.hub.store.operators() == ["anna"]
 
 
+def test_an_operator_who_was_added_on_the_machine_makes_the_printed_address_void(crowd: Crowd):
+    setup = crowd.running.started.setup
+    assert setup is not None
+    browser = crowd.browser()
+    page = browser.get(setup.removeprefix(crowd.base))
+    crowd.running.hub.store.set_operator("bert", hash_password(PASSWORD), utc_now())
+    fields = {"form-token": token_of(page), "token": setup.partition("token=")[2], "name": "eve"}
+    answer = browser.post("/operator/setup", **fields, password=PASSWORD, again=PASSWORD)
+    assert answer.status == 403
+    assert "Somebody has set this server up already" in answer.text
+    assert crowd.running.hub.store.operators() == ["bert"]
+
+
 def test_a_restart_before_set_up_prints_a_new_token_and_the_old_one_is_void(tmp_path: Path):
     with open_crowd(tmp_path / "data") as first:
         old = first.running.started.setup
@@ -139,6 +152,7 @@ def test_every_page_asks_for_a_login_and_comes_back_to_itself(crowd: Crowd):
     for path in PAGES:
         browser = crowd.browser()
         asked = browser.get(path)
+        assert 'class="flaw"' not in asked.text
         assert "/operator/login" in asked.address
         desk = Desk(browser, asked)
         action = re.search(r'action="([^"]+)"', asked.text)
@@ -160,6 +174,7 @@ def test_a_wrong_password_and_an_unknown_name_are_answered_alike(crowd: Crowd):
     set_up(crowd)
     wrong, unknown = log_in(crowd, password="wrong wrong wrong"), log_in(crowd, name="nobody")
     assert wrong.page.status == unknown.page.status == 403
+    assert "This name and password do not belong together." in wrong.text
 
     def shape(desk: Desk) -> str:
         return re.sub(r'value="[^"]*"', "", desk.text)
@@ -360,8 +375,9 @@ def test_nothing_changes_without_a_login_or_without_a_token(crowd: Crowd):
 
 def test_guessing_is_slowed_down_by_name_and_by_address(crowd: Crowd):
     set_up(crowd)
-    answers = [log_in(crowd, password="wrong wrong wrong").page.status for _ in range(11)]
-    assert answers == [403] * 10 + [429]
+    answers = [log_in(crowd, password="wrong wrong wrong").page for _ in range(11)]
+    assert [page.status for page in answers] == [403] * 10 + [429]
+    assert "Too many attempts. Try again in" in answers[-1].text
     assert log_in(crowd).page.status == 429, "also with the right password, for now"
     others = [log_in(crowd, name=f"name{place}").page.status for place in range(10)]
     assert others[-1] == 429, "twenty attempts from one address"

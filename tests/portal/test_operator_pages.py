@@ -451,6 +451,7 @@ def test_every_page_is_kept_nowhere_and_keeps_to_itself(crowd: Crowd):
         assert page.headers["referrer-policy"] == "same-origin"
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert "unsafe" not in page.headers["content-security-policy"]
+        assert "Macro" not in page.text
         assert not re.search(r'<[^>]+ (style|on[a-z]+)="', page.text), "the policy would refuse it"
         assert not re.search(r'(src|href|action)="(https?:)?//', page.text)
 
