@@ -15,6 +15,8 @@ from typing import Any
 
 from device import TEXT, Line
 
+from crowdml.storage.server import Store
+
 OPTIONS = ("--device-rate", "100000", "--address-rate", "100000")
 
 
@@ -31,6 +33,8 @@ class Server:
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    database: str | None = None
+    """A PostgreSQL elsewhere; None: SQLite in the folder."""
 
     def write_task(self, name: str = "one", steps: int = 1_000_000) -> Path:
         path = self.folder / f"{name}.toml"
@@ -42,11 +46,18 @@ class Server:
         return self.folder / "data"
 
     @property
+    def where(self) -> str:
+        """What a `Store` is opened with, beside the server."""
+        return self.database or str(self.data / "server.sqlite")
+
+    @property
     def log(self) -> Path:
         return self.folder / "log.txt"
 
     def spawn(self, *options: str) -> None:
         command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(self.data)]
+        if self.database is not None:
+            command += ["--database", self.database]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port), "--json", "-", *OPTIONS, *options],
@@ -90,10 +101,7 @@ class Server:
         return Line("127.0.0.1", self.port)
 
 
-def journal(path: Path, after: int = 0) -> Sequence[tuple[int, str, int]]:
+def journal(server: Server, task: bytes, after: int = 0) -> Sequence[tuple[int, str, int]]:
     """Index, device and seq of every entry, read beside the server."""
-    import sqlite3
-
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
-        query = 'select j."index", d.id, j.seq from journal j join device d on d.number = j.device'
-        return connection.execute(f'{query} where j."index" > ? order by j."index"', (after,)).fetchall()
+    with Store(server.where) as store:
+        return [(entry.index, entry.device, entry.seq) for entry in store.entries(task, after)]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import Device, make_task
+from device import Answer, Device, make_task
 from process import Server
 
 from crowdml.messages import SERVER, Envelope, encode
 from crowdml.privacy.private import RECEIVED, Release
 from crowdml.protocols.sgd import Gradient
-from crowdml.server.runner import Fold, pack_state
+from crowdml.server.runner import Fold, TaskRunner, pack_state
 from crowdml.storage.server import Store
 from crowdml.wire.envelopes import open_signed, pack_envelope
 from crowdml.wire.keys import Key
@@ -107,3 +107,89 @@ def test_a_restart_folds_from_the_last_snapshot(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_restart_over_a_million_check_ins_ends_in_the_same_bits(tmp_path: Path) -> None:
     measure(tmp_path, 1_000_000, 1_000)  # its time is in `crowdml bench server`
+
+
+def give(device: Device, many: int) -> list[Answer]:
+    return [device.check_in(TASK, gradient=np.full((8, 2), device.seq + 1, np.int32)) for _ in range(many)]
+
+
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_a_server_that_was_stopped_and_one_that_was_killed_go_on_with_the_same_bits(
+    tmp_path: Path, database: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgresql_url") if database == "postgresql" else None
+    server = Server(tmp_path, database=url)
+    code = server.start("--task", str(server.write_task()), "--invite", "1", "--snapshot-every", "20")["code"]
+    device = Device(server.line())
+    assert device.enrol(code).status == 201
+    path = f"/v1/tasks/{TASK.hash.hex()}/publication"
+    for end in (server.stop, server.kill):
+        data = device.envelope(TASK)
+        first = device.send(TASK, data)
+        device.seq += 1
+        assert {answer.status for answer in give(device, 30)} == {202}
+        published = device.line.ask("GET", path)
+        device.line.close()
+        end()
+        server.start("--snapshot-every", "20")
+        again = device.line.ask("GET", path)
+        assert (again.body, again.headers["crowdml-chain"]) == (published.body, published.headers["crowdml-chain"])
+        repeated = device.send(TASK, data)
+        assert (repeated.status, repeated.body) == (200, first.body)
+    device.line.close()
+    assert server.stop() == 0
+
+
+def test_below_the_free_space_limit_a_real_server_takes_nothing_new_and_stays_readable(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    code = server.start("--task", str(server.write_task()), "--invite", "2")["code"]
+    device = Device(server.line())
+    assert device.enrol(code).status == 201
+    data = device.envelope(TASK)
+    receipt = device.send(TASK, data)
+    assert receipt.status == 202
+    device.line.close()
+    server.stop()
+    server.start("--free-space", str(2**40))
+    refused = device.send(TASK, device.envelope(TASK, 2))
+    assert (refused.status, refused.slug) == (507, "full")
+    assert int(refused.headers["retry-after"]) > 0
+    assert Device(device.line).enrol(code).slug == "full"
+    assert device.line.ask("GET", "/readyz").slug == "full"
+    assert device.line.ask("GET", "/healthz").status == 200
+    assert device.line.ask("GET", f"/v1/tasks/{TASK.hash.hex()}/publication").headers["crowdml-index"] == "1"
+    assert (device.send(TASK, data).status, device.send(TASK, data).body) == (200, receipt.body)
+    assert device.signed("GET", f"/v1/devices/{device.key.id}/statement").body == data
+    device.line.close()
+    server.stop()
+    server.start()
+    assert device.check_in(TASK, seq=2).status == 202, "there is room again"
+    device.line.close()
+    assert server.stop() == 0
+
+
+def test_disk_stays_bounded_once_bodies_are_reduced(tmp_path: Path) -> None:
+    """A check-in leaves its entry (id, seq, hashes, statement), and no body; what is erased is used again."""
+    body = encode(Gradient(Release(np.zeros((8, 2), np.int32), RECEIVED), None, None, np.int32(0)))
+    key, every, sizes = Key.generate(), 200, []
+    with Store(tmp_path / "server.sqlite") as store:
+        store.add_task(TASK.canonical, TASK.name, NOW, "running")
+        store.invite(bytes(32), NOW, uses=1)
+        store.enrol(bytes(32), key.public, NOW)
+        runner = TaskRunner(store, TASK.canonical, Key.generate(), lambda: NOW, snapshot_every=every)
+        for seq in range(1, 40 * every + 1, 50):
+            envelopes = [
+                Envelope(TASK.hash, key.id, frozenset((SERVER,)), each, "sgd/gradient/1", body)
+                for each in range(seq, seq + 50)
+            ]
+            batch = [open_signed(bytes(64) + pack_envelope(each, STATEMENT)) for each in envelopes]
+            assert all(answer[0] == 202 for answer in runner.accept(batch))
+            with closing(sqlite3.connect(tmp_path / "server.sqlite")) as beside:
+                beside.execute("pragma wal_checkpoint(truncate)").fetchall()
+            sizes.append(store.size())
+        counts = store.counts()
+        assert counts.bodies <= 2 * every
+        assert counts.snapshots <= 2
+        assert counts.publications <= 64 + 32 * 8
+        half = sizes[len(sizes) // 2]
+        assert (sizes[-1] - half) / (20 * every) < 600, "bytes that a check-in leaves for good"

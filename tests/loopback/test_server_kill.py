@@ -78,9 +78,9 @@ class Sender:
                 return None
 
 
-def kill_many_times(folder: Path, kills: int, seed: int) -> tuple[int, int]:
+def kill_many_times(folder: Path, kills: int, seed: int, database: str | None = None) -> tuple[int, int]:
     chance = random.Random(seed)
-    server = Server(folder)
+    server = Server(folder, database=database)
     options = ("--snapshot-every", "150")
     code = server.start("--task", str(server.write_task()), "--invite", str(DEVICES), *options)["code"]
     gate, stop = threading.Event(), threading.Event()
@@ -122,7 +122,7 @@ def kill_many_times(folder: Path, kills: int, seed: int) -> tuple[int, int]:
 
 def _fold_on(fold: Fold, folded: int, server: Server, names: dict[str, int]) -> int:
     """Apply what is new in the journal to the one fold that was never interrupted."""
-    for index, name, seq in journal(server.data / "server.sqlite", folded):
+    for index, name, seq in journal(server, TASK.hash, folded):
         assert index == folded + 1
         folded = index
         fold.apply(fold.read("sgd/gradient/1", _body(names[name], seq)), name)
@@ -145,7 +145,7 @@ def _hold_against(fold: Fold, server: Server) -> None:
 
 def _count(server: Server, senders: list[Sender], names: dict[str, int]) -> None:
     """Acknowledged: exactly once. Not acknowledged: at most once. Both in the journal and in the weights."""
-    entries = journal(server.data / "server.sqlite")
+    entries = journal(server, TASK.hash)
     places = {(names[name], seq): index for index, name, seq in entries}
     assert len(places) == len(entries)
     counted = [max((seq for number, seq in places if number == sender.number), default=0) for sender in senders]
@@ -163,7 +163,7 @@ def _count(server: Server, senders: list[Sender], names: dict[str, int]) -> None
     )
     assert np.array_equal(weights / step(TASK), -np.asarray(expected))
     assert server.stop() == 0
-    with Store(server.data / "server.sqlite") as store:
+    with Store(server.where) as store:
         assert store.check() == {TASK.hash: len(entries)}
     assert "Traceback" not in server.log.read_text()
 
@@ -177,6 +177,12 @@ def step(task: Task) -> float:
 def test_a_server_that_is_killed_a_few_times_loses_nothing(tmp_path: Path) -> None:
     acknowledged, _ = kill_many_times(tmp_path, kills=4, seed=1)
     assert acknowledged > 50
+
+
+@pytest.mark.postgres
+def test_a_server_on_postgresql_that_is_killed_a_few_times_loses_nothing(tmp_path: Path, postgresql_url: str) -> None:
+    acknowledged, _ = kill_many_times(tmp_path, kills=4, seed=3, database=postgresql_url)
+    assert acknowledged > 20
 
 
 @pytest.mark.kill

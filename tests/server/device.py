@@ -176,7 +176,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *tasks: Task, limits: Limits | None = None, invite: int = 1000) -> Iterator[Running]:
+def serving(
+    folder: Path, *tasks: Task, limits: Limits | None = None, invite: int = 1000, database: str | None = None
+) -> Iterator[Running]:
     """Serve until the end of the block; the server drains, and a failure of it fails the test."""
     ready: list[Started] = []
     failed: list[BaseException] = []
@@ -188,7 +190,8 @@ def serving(folder: Path, *tasks: Task, limits: Limits | None = None, invite: in
 
     def run() -> None:
         try:
-            run_server(serve(folder, port=0, tasks=tasks, invite=invite, limits=limits, started=tell))
+            work = serve(folder, database=database, port=0, tasks=tasks, invite=invite, limits=limits, started=tell)
+            run_server(work)
         except BaseException as error:
             failed.append(error)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device import Device, Running, make_task, serving
+from real_postgresql import fresh_database
 
 from crowdml.messages import decode
 from crowdml.server import portal
@@ -37,10 +39,14 @@ PATH = f"/v1/tasks/{TASK.hash.hex()}"
 MANY = Limits(device_rate=1e6, device_burst=1e6, address_rate=1e6, address_burst=1e6)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("server"), TASK, OTHER, limits=MANY) as running:
-        yield running
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with contextlib.ExitStack() as stack:
+        database = None
+        if request.param == "postgresql":
+            database = stack.enter_context(fresh_database(request.getfixturevalue("postgresql"), "conversations"))
+        folder = tmp_path_factory.mktemp("server")
+        yield stack.enter_context(serving(folder, TASK, OTHER, limits=MANY, database=database))
 
 
 @pytest.fixture
