@@ -235,6 +235,37 @@ def test_the_page_about_devices_has_a_heading_for_every_option():
                 assert any(word in heading.replace(",", " ").split() for heading in headings), f"{name} {word}"
 
 
+WITHOUT_RICH = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "rich" else find(name, *more)
+sys.modules["rich"] = None
+from crowdml.cli import main
+main()
+"""
+
+
+def test_a_device_says_the_same_without_rich(server, tmp_path):
+    source = write_rows(tmp_path / "rows.csv", 10)
+    command("join", server.address, server.code, "--source", source, "--yes", cwd=tmp_path)
+
+    def without(*arguments: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(Path(crowdml.__file__).parents[1])}
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_RICH, *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+        return done.stdout
+
+    plain, drawn = without("ledger"), command("ledger", cwd=tmp_path).stdout
+    assert plain.split("when")[0].split() == drawn.split("when")[0].split()
+    assert [line.split() for line in plain.splitlines()[-4:]] == [
+        line.split() for line in drawn.splitlines() if "gradient" in line or "labels" in line
+    ]
+    fleet = without("fleet", server.address, server.code, "--devices", "2", "--source", source, "--yes")
+    assert "2 devices" in fleet
+
+
 # --- an attempt to join that fails ---
 
 

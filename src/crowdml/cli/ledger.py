@@ -183,8 +183,8 @@ def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
     )
     if not holds:
         raise CrowdmlError(
-            "The server's receipts do not hold. Keep this folder as it is, for it is the evidence, and ask whoever runs "
-            "the study."
+            "The server's receipts do not hold. Keep this folder as it is, for it is the evidence, and ask whoever "
+            "runs the study."
         )
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from crowdml.cli.plain import PlainConsole, PlainProgress, PlainTable
 from crowdml.errors import CrowdmlError
 
 if TYPE_CHECKING:
@@ -54,16 +56,12 @@ class Report:
     @cached_property
     def console(self) -> Console:
         """For results."""
-        from rich.console import Console
-
-        return Console(stderr=self.json_path == "-", highlight=False)
+        return _console(stderr=self.json_path == "-")
 
     @cached_property
     def aside(self) -> Console:
         """For everything that is no result: progress, and how a run can be repeated."""
-        from rich.console import Console
-
-        return Console(stderr=True, highlight=False)
+        return _console(stderr=True)
 
     def print(self, part: Any) -> None:
         """A table, or prose, which is broken into lines where the terminal ends."""
@@ -75,6 +73,8 @@ class Report:
 
     def progress(self) -> Progress:
         """Bars on stderr, where a terminal is there; silent otherwise."""
+        if not has_rich():
+            return cast("Progress", PlainProgress())
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         return Progress(
@@ -107,8 +107,24 @@ class Report:
             self.line(f"Plot: {self.plot_path}")
 
 
+@cache
+def has_rich() -> bool:
+    """Whether tables and bars can be drawn; a device does without."""
+    return find_spec("rich") is not None
+
+
+def _console(*, stderr: bool) -> Console:
+    if not has_rich():
+        return cast("Console", PlainConsole(stderr=stderr))
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
 def make_table(*columns: str, title: str | None = None, numbers: bool = True, wrap: bool = False) -> Table:
     """A plain table that reads well on dark and on light: the terminal's own colours. `wrap`: its first column."""
+    if not has_rich():
+        return cast("Table", PlainTable(columns, title, numbers))
     from rich import box
     from rich.table import Table
 

@@ -1,0 +1,77 @@
+"""Words and tables where `rich` is not installed: on a board, it and what it brings would be a third of the size."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from types import TracebackType
+from typing import Any
+
+import click
+
+__all__ = ["PlainConsole", "PlainProgress", "PlainTable"]
+
+WIDTH = 100
+_MARKUP = re.compile(r"\[/?(?:bold|dim|italic)?\]")
+
+
+class PlainTable:
+    """Columns of texts, the first to the left, the others as `numbers` says."""
+
+    def __init__(self, columns: tuple[str, ...], title: str | None, numbers: bool) -> None:
+        self.title, self.numbers = title, numbers
+        self.rows: list[tuple[str, ...]] = [columns]
+
+    def add_row(self, *cells: str) -> None:
+        self.rows.append(tuple(_MARKUP.sub("", cell) for cell in cells))
+
+    def __str__(self) -> str:
+        widths = [max(len(row[place]) for row in self.rows if place < len(row)) for place in range(len(self.rows[0]))]
+        lines = [] if self.title is None else [self.title, ""]
+        for number, row in enumerate(self.rows):
+            cells = zip(row, widths, strict=False)
+            padded = [
+                cell.rjust(width) if self.numbers and place else cell.ljust(width)
+                for place, (cell, width) in enumerate(cells)
+            ]
+            lines.append("  ".join(padded).rstrip())
+            if number == 0 and any(row):
+                lines.append("-" * (sum(widths) + 2 * (len(widths) - 1)))
+        return "\n".join(lines)
+
+
+class PlainConsole:
+    """Prints to stdout or stderr. It is no terminal that anything could be drawn on twice."""
+
+    is_terminal = False
+
+    def __init__(self, *, stderr: bool) -> None:
+        self._stderr = stderr
+
+    def print(self, part: Any = "", *, soft_wrap: bool = False, markup: bool = True, **_: Any) -> None:
+        text = str(part)
+        if markup:
+            text = _MARKUP.sub("", text)
+        if not soft_wrap and not isinstance(part, PlainTable):
+            text = "\n".join(textwrap.fill(line, WIDTH) for line in text.split("\n"))
+        click.echo(text, err=self._stderr)
+
+
+class PlainProgress:
+    """Says nothing."""
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def add_task(self, *_: Any, **__: Any) -> int:
+        return 0
+
+    def advance(self, *_: Any, **__: Any) -> None:
+        return
+
+    update = advance
