@@ -35,7 +35,7 @@ def measure(progress: Callable[[str], None], repeats: int = 9, count: int = COUN
         }
         for law, draw in draws.items():
             progress(f"table of {law} at {size}")
-            noise._table.cache_clear()
+            noise.forget_tables()
             began = time.perf_counter()
             draw()
             rows.append(_row(f"ours, {law} at {size}: table and first draw", 1e3 * (time.perf_counter() - began)))
@@ -55,7 +55,7 @@ def measure(progress: Callable[[str], None], repeats: int = 9, count: int = COUN
                     f"{type(error).__name__}: {error}"[:200] if find_spec("opendp") else "not installed: opendp"
                 )
     progress(f"{count} values each, in turns")
-    noise._table.cache_clear()
+    noise.forget_tables()
     timed = in_turns(work, dict.fromkeys(work, 1.0), repeats)
     worst = dict.fromkeys(("laplace", "gaussian", "skellam"), 0.0)
     for name, rate in timed.items():

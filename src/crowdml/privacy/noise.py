@@ -221,6 +221,12 @@ def _laplace(scale: Fraction) -> tuple[int, _Tabled, _Tabled, _Tabled]:
     return m, _tabled(high), _tabled(low), _tabled(side)
 
 
+def forget_tables() -> None:
+    """Build each table anew when it is next drawn from: for measurements."""
+    for kept in (_tabled, _gaussian, _laplace):
+        kept.cache_clear()
+
+
 def _block(scale: Fraction) -> int:
     """Places in a block of a geometric variable: about as many as there are blocks within 63 bits of probability."""
     return 1 << (max(1, round(44 * scale)).bit_length() // 2)
