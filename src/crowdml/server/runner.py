@@ -98,6 +98,8 @@ class TaskRunner:
         self.fold = Fold(self.task)
         self.index, self.chain = 0, chain_start(self.task.hash)
         self.offer = self._offer()
+        self._reduced = 0
+        """Up to where this process has reduced; at first it goes through all, for another may have been killed."""
         self._catch_up()
 
     @property
@@ -192,7 +194,7 @@ class TaskRunner:
         self.store.snapshot(self.task.hash, self.index, self.chain, pack_state(self.fold.state), offered)
         self.store.publish(self.task.hash, Publication(offer.version, offer.kind, offer.body))
         if before:
-            self.store.reduce(self.task.hash, before)
+            self._reduced = self.store.reduce(self.task.hash, before, self._reduced).index
 
 
 TO_SERVER = frozenset((SERVER,))

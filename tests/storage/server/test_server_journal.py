@@ -233,7 +233,8 @@ def test_reduced_bodies_are_gone_but_for_each_devices_signed_statement(url):
         assert store.verify_chain(task).index == 5
         assert store.append(task, [check_in(0, 1)])[0].index == 1, "a reduced entry still answers its repetition"
         store.append(task, [check_in(1, 2)])
-        assert store.reduce(task, 6).bodies == 1  # entry 2 is nobody's last any more
+        assert store.counts().bodies == 2, "entry 2 is nobody's last any more"
+        assert store.reduce(task, 6).bodies == 0
 
 
 def test_a_journal_that_was_changed_is_not_reduced(tmp_path):
@@ -389,3 +390,17 @@ def test_the_entries_of_one_commit_are_found_again_by_any_of_them(url):
         assert found[1][0] == list(store.entries(task))[:3]
         with pytest.raises(StoreError, match="no entry 7"):
             store.together(task, 7)
+
+
+def test_the_last_body_of_a_device_goes_as_soon_as_it_has_a_later_one(url):
+    with Store(url) as store:
+        task = prepare(store)
+        store.append(task, [check_in(0, 1), check_in(1, 1), check_in(1, 2)])
+        store.snapshot(task, 3, store.head(task).chain, b"state")
+        assert store.reduce(task, 3).bodies == 1
+        assert store.counts().bodies == 2, "the last of each device"
+        assert store.statement(name(0)) == check_in(0, 1).signed
+        store.append(task, [check_in(0, 2), check_in(0, 3)])
+        assert store.counts().bodies == 3, "what replaced it is behind no snapshot yet"
+        assert store.statement(name(0)) == check_in(0, 3).signed
+        store.verify_chain(task)

@@ -167,6 +167,7 @@ class Journal(Database):
         answers: list[Entry | Refused] = []
         fresh: dict[tuple[str, int], Entry] = {}
         moved: dict[int, tuple[int, int, int, int, bytes]] = {}
+        left: list[tuple[int, int]] = []
         entries: list[tuple[Any, ...]] = []
         bodies: list[tuple[Any, ...]] = []
         for name, seq, hash_, signed, statement, received_at in rows:
@@ -175,7 +176,7 @@ class Journal(Database):
                 reason = "unknown" if found is None else "withdrawn" if found[2] else "revoked"
                 answers.append(Refused(name, seq, reason, 0))
                 continue
-            writer, _, _, last = found
+            writer, _, _, last, *pointer = found
             if writer in moved:
                 last = moved[writer][2]
             if seq > last + 1:
@@ -183,6 +184,8 @@ class Journal(Database):
             elif seq == last + 1:
                 index, chain = index + 1, chain_next(chain, task, name, seq, hash_)
                 fresh[name, seq] = entry = Entry(name, seq, index, hash_, chain, True)
+                if writer not in moved and pointer[1] is not None:
+                    left.append((pointer[0], pointer[1]))
                 moved[writer] = number, writer, seq, index, hash_
                 place = len(entries)
                 entries.append((number, index, writer, seq, hash_, chain, statement, times[received_at], place))
@@ -203,13 +206,17 @@ class Journal(Database):
             moves = [moved[writer] for writer in sorted(moved)]
             cursor.executemany(sql["latest"], moves)
             cursor.executemany(sql["pointer"], [(number, at, writer) for _, writer, _, at, _ in moves])
+            reduced = dict(cursor.execute(sql["reduced"]).fetchall())
+            stale = sorted(each for each in left if each[1] <= reduced.get(each[0], 0))
+            if stale:  # they were kept as the last ones of their devices, and are so no more
+                cursor.executemany(sql["forget"], stale)
         return answers
 
-    def _known(self, cursor: Any, number: int, names: set[str]) -> dict[str, tuple[int, bool, bool, int]]:
-        """For each enrolled device: its number, whether it was revoked or withdrew, and its last seq in the task."""
+    def _known(self, cursor: Any, number: int, names: set[str]) -> dict[str, tuple[int, bool, bool, int, Any, Any]]:
+        """For each enrolled device: its number, whether it was revoked or withdrew, its last seq, its last entry."""
         wanted = json.dumps([*names]) if self.is_sqlite else [*names]
         found = cursor.execute(self._sql["device"], (number, wanted)).fetchall()
-        return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0) for row in found}
+        return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0, *row[5:]) for row in found}
 
     @property
     def _sql(self) -> Mapping[str, str]:
@@ -428,13 +435,14 @@ class Journal(Database):
             rows = connection.execute(query.where(snapshot.c.task == task_number(connection, task))).all()
         return [Head(row.at, row.chain) for row in rows]
 
-    def reduce(self, task: bytes, upto_index: int) -> Reduced:
+    def reduce(self, task: bytes, upto_index: int, after: int = 0) -> Reduced:
         """Erase the bodies behind a verified snapshot: those up to the newest snapshot at or before `upto_index`.
 
         What stays of each is its entry (device, seq, hash, chain, statement). The body of a device's very last
         check-in also stays: it is the signed statement that a device without its ledger asks for. Snapshots before
         that one go too; without a snapshot nothing does. Verified: its state has its hash, and the chain up to it was
-        computed anew, from the snapshot that was verified last. Erases in steps, so that no check-in waits long.
+        computed anew, from the snapshot that was verified last. Erases in steps, so that no check-in waits long, and
+        begins after the entry `after`, for whoever knows that all before it was reduced and is done.
         """
         keep = self.last_snapshot(task, upto_index)
         if keep is None:
@@ -445,7 +453,7 @@ class Journal(Database):
             mine = snapshot.c.task == number
             connection.execute(snapshot.update().where(mine, snapshot.c.index == keep.index).values(verified=1))
             connection.execute(snapshot.delete().where(mine, snapshot.c.index < keep.index))
-        return Reduced(keep.index, self._erase_bodies(number, keep.index))
+        return Reduced(keep.index, self._erase_bodies(number, after, keep.index))
 
     def _verified_head(self, task: bytes, upto: int) -> Head | None:
         query = sa.select(_SNAPSHOT_AT, snapshot.c.chain).where(snapshot.c.verified == 1, snapshot.c.index <= upto)
@@ -454,12 +462,9 @@ class Journal(Database):
             row = connection.execute(query.where(mine).order_by(snapshot.c.index.desc()).limit(1)).first()
         return None if row is None else Head(row.at, row.chain)
 
-    def _erase_bodies(self, number: int, upto: int) -> int:
-        """In steps of a page, each a transaction; a device's last body stays."""
-        with self.reading() as connection:
-            lasts = sa.select(device.c.last_index).where(device.c.last_task == number, device.c.last_index <= upto)
-            held = set(connection.execute(lasts).scalars())  # a last one that moves on is erased the next time
-        after, gone = 0, 0
+    def _erase_bodies(self, number: int, after: int, upto: int) -> int:
+        """In steps of a page, each a transaction; a device's last body stays, until `append` has a later one."""
+        gone = 0
         while True:
             with self.writing() as connection:
                 query = sa.select(body.c.index).where(body.c.task == number, body.c.index > after, body.c.index <= upto)
@@ -467,7 +472,7 @@ class Journal(Database):
                 if not page:
                     return gone
                 cursor = connection.connection.cursor()
-                kept = [index for index in page if index in held]
+                kept = [row[0] for row in cursor.execute(self._sql["held"], (number, after, page[-1])).fetchall()]
                 for low, high in pairwise([after, *kept, page[-1] + 1]):
                     if high - low > 1:
                         cursor.execute(self._sql["erase"], (number, low, high))
@@ -576,7 +581,7 @@ _SQLITE = {
     "task": "select number from task where hash = ?",
     "head": 'select "index", chain from journal where task = ? order by "index" desc limit 1',
     "device": """
-        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq
+        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq, d.last_task, d.last_index
         from device d left join latest l on l.task = ? and l.device = d.number
         where d.id in (select value from json_each(?))""",
     "entry": 'select "index", hash, chain from journal where task = ? and device = ? and seq = ?',
@@ -588,7 +593,13 @@ _SQLITE = {
         insert into latest (task, device, seq, "index", hash) values (?, ?, ?, ?, ?)
         on conflict (task, device) do update
         set seq = excluded.seq, "index" = excluded."index", hash = excluded.hash""",
+    "reduced": 'select task, max("index") from snapshot where verified = 1 group by task',
+    "forget": 'delete from body where task = ? and "index" = ?',
     "pointer": "update device set last_task = ?, last_index = ? where number = ?",
+    "held": """
+        select j."index" from journal j join device d on d.number = j.device
+        where j.task = ? and j."index" > ? and j."index" <= ? and d.last_task = j.task and d.last_index = j."index"
+        order by j."index" """,
     "erase": 'delete from body where task = ? and "index" > ? and "index" < ?',
     "together": """
         select d.id, j.seq, j."index", j.hash, j.chain, j.place from journal j join device d on d.number = j.device
