@@ -126,7 +126,7 @@ async def drain(port: int, task: Task, bodies: list[bytes], sockets: int, limit:
             due, number, has_read = heapq.heappop(waiting)
             if (left := began + due - time.monotonic()) > 0:
                 heapq.heappush(waiting, (due, number, has_read))
-                await asyncio.sleep(min(left, 0.2))
+                await asyncio.sleep(min(left, 1.0))
                 continue
             if not has_read:
                 status, _ = await ask(check_out)

@@ -207,7 +207,7 @@ class Hub:
         if waiting < 16:
             return
         if waiting >= self.limits.waiting or self.queue.wait(waiting) > self.limits.patience:
-            later = self.queue.later(time.monotonic(), crowd=len(self.keys))
+            later = self.queue.later(time.monotonic(), crowd=len(self.keys), pace=self.limits.pace)
             raise Problem("busy", f"{waiting} check-ins wait already.", retry_after=later)
 
     def submit(self, signed: Signed, done: Callable[[Answer], None]) -> None:

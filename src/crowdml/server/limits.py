@@ -86,13 +86,14 @@ class Queue:
         """Seconds until the writer comes to one more."""
         return waiting / self.speed
 
-    def later(self, now: float, crowd: int) -> int:
+    def later(self, now: float, crowd: int, pace: float = 1.0) -> int:
         """Whole seconds after which one that is refused finds room: the next place after all that were given away.
 
-        Places follow one another at four fifths of the speed, and never reach beyond the time that the whole crowd
-        takes: whoever is refused twice gives its first place up.
+        Places follow one another at four fifths of the speed, or at the pace where that is more (small batches are slow
+        ones), and never reach beyond the time that the whole crowd takes: whoever is refused twice gives its first
+        place up.
         """
-        rate = max(1.0, 0.8 * self.speed)
+        rate = max(pace, 0.8 * self.speed)
         self._taken = min(max(self._taken, now + 1) + 1 / rate, now + 2 + crowd / rate)
         return math.ceil(self._taken - now)
 
@@ -105,7 +106,7 @@ class Limits:
     """Bytes of a check-in."""
     waiting: int = 4096
     """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
-    patience: float = 0.25
+    patience: float = 0.15
     """Seconds that a check-in may have to wait for the writer; beyond that: 503 with Retry-After."""
     batch: int = 256
     """Check-ins that are journalled in one transaction."""
