@@ -21,13 +21,14 @@ import crowdml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(crowdml.__file__).resolve().parent
 
-BOTTOM = {"errors", "arrays"}
+BOTTOM = {"errors", "arrays", "records"}
 CORE = BOTTOM | {"privacy", "task", "messages", "protocol"}
 LIBRARY = CORE | {"models", "features", "datasets", "secagg", "buffer", "wire", "storage", "protocols"}
 SHELLS = {"device", "server", "sim"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "records": set(),
     "arrays": {"errors"},
     "models": BOTTOM,
     "features": BOTTOM,

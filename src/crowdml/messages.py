@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -21,6 +20,7 @@ from crowdml.arrays import struct
 from crowdml.errors import LeakError
 from crowdml.privacy.door import Door
 from crowdml.privacy.private import RECEIVED, Private, Release
+from crowdml.records import record
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def _is_release(hint: Any) -> bool:
     return get_origin(hint) is Release
 
 
-@dataclass(frozen=True)
+@record
 class Envelope:
     """What is signed and sent: the exact bytes. `seq` counts a device's messages of a task from 1."""
 

@@ -18,38 +18,39 @@ from crowdml.messages import Address
 from crowdml.privacy.losses import Loss, Total
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.private import Private, Release
+from crowdml.records import record
 from crowdml.task import Task
 
 S = TypeVar("S")
 
 
 # Events, besides the messages themselves.
-@dataclass(frozen=True)
+@record
 class Sensed:
     """A device's buffer holds a full batch."""
 
     batch: Private[Samples]
 
 
-@dataclass(frozen=True)
+@record
 class Woken:
     tag: str
 
 
 # Effects. One that depends on a value carries `when`, a boolean array: its structure never changes.
-@dataclass(frozen=True)
+@record
 class CheckOut:
     """Read the publication. The runner answers from the last one, so it can be cached; a failure is retried."""
 
 
-@dataclass(frozen=True)
+@record
 class Send:
     to: Address | frozenset[Address]
     message: Any
     when: Array | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Publish:
     """What the next check-out returns."""
 
@@ -57,13 +58,13 @@ class Publish:
     when: Array | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Wake:
     after: float
     tag: str
 
 
-@dataclass(frozen=True)
+@record
 class Stop:
     reason: str
     when: Array | None = None
@@ -72,7 +73,7 @@ class Stop:
 Effect = CheckOut | Send | Publish | Wake | Stop
 
 
-@dataclass(frozen=True)
+@record
 class Step(Generic[S]):
     """What a handler returns."""
 
@@ -84,7 +85,7 @@ def _shut(row: str, private: Private[Any]) -> Release[Integers]:
     raise ProtocolError(f"There is no door in this step, so nothing can leave as {row!r}: the server holds no samples.")
 
 
-@dataclass(frozen=True)
+@record
 class Context:
     """What the shell hands to a handler: who, when, and the door."""
 
@@ -105,7 +106,7 @@ class Role:
     on: Mapping[type, Handler]
 
 
-@dataclass(frozen=True)
+@record
 class Field:
     """What a message's array must look like: NumPy's little-endian name of its type, its shape, its least and most."""
 
@@ -115,7 +116,7 @@ class Field:
     high: int
 
 
-@dataclass(frozen=True)
+@record
 class Noisy:
     """Sums of noisy counts: `counts` over `samples` samples, and the `variance` that the noise gave to each of them.
 
@@ -127,7 +128,7 @@ class Noisy:
     variance: float
 
 
-@dataclass(frozen=True)
+@record
 class Tally:
     """How a task goes, from releases alone: mistakes (one count), and labels (a count for each cell), since its start.
 
@@ -174,7 +175,7 @@ def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Ste
     return handler(task, state, event, ctx)
 
 
-@dataclass(frozen=True)
+@record
 class QuotedRow:
     """A row of the table, priced."""
 
@@ -184,7 +185,7 @@ class QuotedRow:
     device_loss: Loss
 
 
-@dataclass(frozen=True)
+@record
 class Quote:
     """What a check-in costs before any runs: to its dearest sample, and to the device if all samples were replaced.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from crowdml.errors import TaskError
+from crowdml.records import record
 
 C = TypeVar("C")
 
@@ -24,7 +25,7 @@ LARGEST = 1e30
 """Numbers of a task lie between 1 / LARGEST and LARGEST in size, or are zero: a float32 holds them all."""
 
 
-@dataclass(frozen=True)
+@record
 class Bound:
     """`{ kind = "l1" | "l2", bound = 1.0 }`: the ball that every feature vector lies in."""
 
@@ -36,7 +37,7 @@ class Bound:
         positive("features.norm.bound", self.bound)
 
 
-@dataclass(frozen=True)
+@record
 class Features:
     dimension: int
     norm: Bound
@@ -47,7 +48,7 @@ class Features:
         between("features.dimension", self.dimension, 1, 1_000_000)
 
 
-@dataclass(frozen=True)
+@record
 class Labels:
     """Classes by name, or `kind = "number"` with a bound on its size."""
 
@@ -64,7 +65,7 @@ class Labels:
             raise TaskError('labels.classes and labels.kind = "number" exclude each other: keep one of them.')
 
 
-@dataclass(frozen=True)
+@record
 class TaskBudget:
     """What this task may take of a device: any one sample's total, and the samples given."""
 
@@ -76,7 +77,7 @@ class TaskBudget:
         between("privacy.budget.samples", self.samples, 1, 10**12)
 
 
-@dataclass(frozen=True)
+@record
 class Privacy:
     """`epsilon` has a price for each thing that leaves: a sample's cost in one check-in, at `delta`."""
 
@@ -102,7 +103,7 @@ class Privacy:
             )
 
 
-@dataclass(frozen=True)
+@record
 class StopRule:
     """Stop after `steps` check-ins, or when the crowd's error on its noisy counts is at most `error`."""
 

@@ -12,11 +12,11 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from crowdml.errors import CrowdmlError
+from crowdml.records import record
 from crowdml.wire.problems import LARGEST_PROBLEM, Problem
 
 __all__ = ["Answer", "Client", "Limits", "Unreachable"]
@@ -30,7 +30,7 @@ class Unreachable(CrowdmlError):  # noqa: N818  # reads as the sentence it raise
     """The server did not answer, or not in HTTP. Nothing is known about what it did: send the same bytes again."""
 
 
-@dataclass(frozen=True)
+@record
 class Limits:
     """Seconds to connect, between two pieces of an answer, for a whole request; connections; bytes of an answer."""
 
@@ -41,7 +41,7 @@ class Limits:
     largest: int = 64 * 2**20
 
 
-@dataclass(frozen=True)
+@record
 class Answer:
     """Status below 400. Names of headers are in lower case."""
 

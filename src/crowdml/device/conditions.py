@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from pathlib import Path
 
 from crowdml.errors import CrowdmlError
+from crowdml.records import record
 
 __all__ = ["Conditions", "Hours", "on_mains", "parse_hours"]
 
@@ -20,7 +20,7 @@ LOOK_AGAIN = 60.0
 HOOK_TIMEOUT = 30.0
 
 
-@dataclass(frozen=True)
+@record
 class Hours:
     """From `start` to `end` of local time, the end not included; over midnight where the end comes first."""
 
@@ -65,7 +65,7 @@ def _word(path: Path) -> str:
         return ""
 
 
-@dataclass(frozen=True)
+@record
 class Conditions:
     """All of them must hold. `unmetered` is a command of the owner's: exit code 0 means that the network is free."""
 

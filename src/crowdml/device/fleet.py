@@ -22,6 +22,7 @@ from crowdml.device.folder import Folder
 from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
 from crowdml.protocol import Protocol
+from crowdml.records import record
 from crowdml.storage import Ledger
 from crowdml.task import Task
 from crowdml.wire.keys import Key
@@ -39,7 +40,7 @@ AT_ONCE = 32
 """Enrolments under way at a time."""
 
 
-@dataclass(frozen=True)
+@record
 class Rates:
     """How a fleet is doing at one moment."""
 
@@ -55,7 +56,7 @@ class Rates:
     refused: int
 
 
-@dataclass(frozen=True)
+@record
 class Summary:
     """What a fleet did, and why its devices stopped. Epsilons are those of the dearest device, at `delta`."""
 

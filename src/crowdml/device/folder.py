@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from crowdml.device.marks import Mark, Marks, read_marks
 from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
 from crowdml.privacy.losses import Unbounded
 from crowdml.protocol import Protocol, affordable, quote
+from crowdml.records import record
 from crowdml.storage import Budget, Ledger
 from crowdml.task import Task, from_canonical
 from crowdml.wire.keys import Key
@@ -39,7 +40,7 @@ LEDGER, DEVICE, CONSENT, KEY, LOCK = "ledger.sqlite", "device.json", "consent.js
 GIVEN, AUTHORITY = "given.log", "authority.pem"
 
 
-@dataclass(frozen=True)
+@record
 class Server:
     """The server that the owner named, and the key by which it signs receipts, from the first enrolment on."""
 
@@ -49,7 +50,7 @@ class Server:
     """The file of certificates that the owner named when joining; those that count are the folder's own copy."""
 
 
-@dataclass(frozen=True)
+@record
 class OwnerBudget:
     """What the owner permits over all tasks: any one sample's total, samples in a life, and the device's total."""
 
@@ -64,7 +65,7 @@ class OwnerBudget:
         return Budget(Fraction(self.epsilon), self.delta, self.samples, device)
 
 
-@dataclass(frozen=True)
+@record
 class Consent:
     """What the owner was shown and accepted. The hash pins the task: an edited one is another."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from crowdml.device.client import Client
@@ -14,6 +13,7 @@ from crowdml.errors import BudgetExhausted, CrowdmlError, UnknownName
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Protocol
+from crowdml.records import record
 from crowdml.storage import Budget, Charge, Ledger
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed, open_signed
@@ -28,7 +28,7 @@ LARGEST_LIST = 4 * 2**20
 LARGEST_TASK = 2**20
 
 
-@dataclass(frozen=True)
+@record
 class Listed:
     """A task as the server lists it: enough to choose. What it costs is computed from the task itself."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from crowdml.errors import DataError
+from crowdml.records import record
 
 __all__ = ["Mark", "Marks", "read_marks"]
 
@@ -20,7 +20,7 @@ MOST_LINES = 10_000
 """Beyond those that count: then the file is written anew."""
 
 
-@dataclass(frozen=True)
+@record
 class Mark:
     """A message by its number, the samples given with it and before, and the SHA-256 of its bytes in hex."""
 

@@ -39,6 +39,7 @@ from crowdml.privacy.losses import Loss
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
+from crowdml.records import record
 from crowdml.storage import Budget, Charge, Ledger, Outgoing
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
@@ -71,7 +72,7 @@ MSGPACK = {"Content-Type": "application/msgpack"}
 EndingKind = Literal["budget", "source", "limit", "stopped", "withdrawn", "revoked", "refused"]
 
 
-@dataclass(frozen=True)
+@record
 class Ending:
     """Why a device stopped, and the sentence for its owner."""
 
@@ -95,7 +96,7 @@ class Counts:
     """How long the last check-ins took, from the request to the receipt."""
 
 
-@dataclass(frozen=True)
+@record
 class Clock:
     """The time, and how to let it pass."""
 
@@ -109,7 +110,7 @@ class Clock:
         return datetime.fromtimestamp(self.now())
 
 
-@dataclass(frozen=True)
+@record
 class Patience:
     """Capped exponential back-off with jitter: after the n-th failure, between half and all of first * 2^n seconds."""
 
@@ -195,7 +196,7 @@ class Offers:
     message: Any = None
 
 
-@dataclass(frozen=True)
+@record
 class _Sealed:
     """A message of this process that waits for its receipt: its place in the outbox, and what the receipt must say."""
 
@@ -210,7 +211,7 @@ def _sealed(waiting: Outgoing) -> _Sealed:
     return _Sealed(waiting, open_signed(waiting.body).envelope.seq, hashlib.sha256(waiting.body).digest())
 
 
-@dataclass(frozen=True)
+@record
 class Member:
     """Who a runner runs: a device's key, its ledger, and the server's key that receipts must be signed with."""
 

@@ -21,7 +21,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,6 +29,7 @@ import numpy as np
 
 from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
+from crowdml.records import record
 from crowdml.task import Task
 
 __all__ = ["FileSource", "LiveSource", "Sample", "SampleSource", "Share", "deal_sources", "open_source", "parse_share"]
@@ -40,7 +40,7 @@ POLL = 0.05
 """Seconds between two looks of a reading thread at whether it shall stop."""
 
 
-@dataclass(frozen=True)
+@record
 class Sample:
     """x [d] float32 within the task's ball; y a class index or a number. It has no repr that shows them."""
 
@@ -51,7 +51,7 @@ class Sample:
         return "Sample(hidden)"
 
 
-@dataclass(frozen=True)
+@record
 class Share:
     """Rows `index`, `index + of`, `index + 2 of`, ... of a file or data set."""
 

@@ -11,9 +11,10 @@ from crowdml.errors import LeakError
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Private, Release, Rows, Stamp
+from crowdml.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Passage:
     """One release of this step: which row of the table, and which part of the batch. The runner charges it."""
 

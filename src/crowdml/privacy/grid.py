@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from crowdml.arrays import Array, Integers, namespace
+from crowdml.records import record
 
 Norm = Literal["l1", "l2"]
 
@@ -23,7 +23,7 @@ FINEST, COARSEST = Fraction(1, 2**64), Fraction(2**64)
 """Steps between which a float32 neither overflows nor vanishes."""
 
 
-@dataclass(frozen=True)
+@record
 class Grid:
     """A public grid of a power-of-two step. What travels is multiples of the step, as integers."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crowdml.errors import TaskError
+from crowdml.records import record
 
 __all__ = ["DiscreteGaussian", "DiscreteLaplace", "Geometric", "Law", "Skellam", "Thresholds"]
 
@@ -51,7 +51,7 @@ class Law(Thresholds, Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@record
 class Geometric:
     """P(k) ~ exp(-k / scale) on 0, 1, 2, ..., or on 0 .. below - 1: what a discrete Laplace variable is made of."""
 
@@ -71,7 +71,7 @@ class Geometric:
         return [exp_minus(1 / self.scale, precision)] * count, 2
 
 
-@dataclass(frozen=True)
+@record
 class DiscreteLaplace:
     """P(z) = tanh(1 / (2 scale)) exp(-|z| / scale)."""
 
@@ -110,7 +110,7 @@ class DiscreteLaplace:
             precision *= 2
 
 
-@dataclass(frozen=True)
+@record
 class DiscreteGaussian:
     """P(z) ~ exp(-z^2 / (2 sigma^2)) (Canonne, Kamath, Steinke 2020)."""
 
@@ -155,7 +155,7 @@ class DiscreteGaussian:
         return ratios, 3 * count
 
 
-@dataclass(frozen=True)
+@record
 class Skellam:
     """The difference of two independent Poisson variables of mean variance / 2: P(z) = exp(-variance) I_|z|(variance).
 

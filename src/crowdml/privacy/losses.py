@@ -17,13 +17,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from numbers import Rational
 
 from crowdml.errors import GuaranteeError
+from crowdml.records import record
 
 __all__ = [
     "ZCDP",
@@ -62,7 +62,7 @@ def _non_negative(name: str, value: object) -> Fraction:
     return fraction
 
 
-@dataclass(frozen=True)
+@record
 class Pure:
     """epsilon-DP: on neighbours, no probability differs by more than a factor exp(epsilon). No delta."""
 
@@ -75,7 +75,7 @@ class Pure:
         return f"pure {self.epsilon}"
 
 
-@dataclass(frozen=True)
+@record
 class ZCDP:
     """rho-zCDP (Bun and Steinke 2016): on neighbours, the Renyi divergence of each order a > 1 is at most rho * a."""
 
@@ -88,7 +88,7 @@ class ZCDP:
         return f"zcdp {self.rho}"
 
 
-@dataclass(frozen=True)
+@record
 class Renyi:
     """Renyi DP (Mironov 2017) at some integer orders: the divergence of order `orders[i]` is at most `values[i]`.
 
@@ -119,7 +119,7 @@ class Renyi:
         return "renyi " + ",".join(f"{order}:{value}" for order, value in zip(self.orders, self.values, strict=True))
 
 
-@dataclass(frozen=True)
+@record
 class Unbounded:
     """No guarantee at all: no noise, or a published form that proves nothing. Its epsilon is infinite."""
 
@@ -218,7 +218,7 @@ def _up(value: Fraction) -> float:
     return nearest if exact(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
-@dataclass(frozen=True)
+@record
 class Total:
     """The composition of any mix of losses, exact; the order in which they came does not matter.
 
@@ -359,7 +359,7 @@ def _zcdp_order(epsilon: Fraction, delta: float) -> float:
     return _least(lambda order: (_conversion(order, delta)[0] - float(epsilon)) / order)
 
 
-@dataclass(frozen=True)
+@record
 class Filter:
     """Says whether one more release keeps an open-ended, adaptive run (epsilon, delta)-DP. Fixed before the run.
 

@@ -8,7 +8,6 @@ alone (and on public values).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Protocol as Interface
@@ -21,6 +20,7 @@ from crowdml.privacy.losses import ZCDP, Loss, Pure, Unbounded, group
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L1, L2, Observer
+from crowdml.records import record
 
 
 class Mechanism(Interface):
@@ -60,7 +60,7 @@ class Mechanism(Interface):
     def draw(self, contributions: Array, noise: Source) -> Integers: ...
 
 
-@dataclass(frozen=True)
+@record
 class GridLaplace:
     """Adds independent discrete Laplace noise to a sum of clipped, truncated per-sample contributions.
 
@@ -98,7 +98,7 @@ class GridLaplace:
         return total + noise.discrete_laplace(self.scale, like=total)
 
 
-@dataclass(frozen=True)
+@record
 class GridGaussian:
     """Adds independent discrete Gaussian noise to a sum of clipped, truncated per-sample contributions.
 
@@ -137,7 +137,7 @@ class GridGaussian:
         return total + noise.discrete_gaussian(self.sigma, like=total)
 
 
-@dataclass(frozen=True)
+@record
 class CountLaplace:
     """Adds discrete Laplace noise to counts: each sample adds one to at most one cell.
 
@@ -185,7 +185,7 @@ class CountLaplace:
         return total + noise.discrete_laplace(self.scale, like=total)
 
 
-@dataclass(frozen=True)
+@record
 class RandomisedResponse:
     """Says each sample's label, or, with a public probability, another one drawn evenly.
 
@@ -238,7 +238,7 @@ class RandomisedResponse:
         return xp.where(kept, labels, other)
 
 
-@dataclass(frozen=True)
+@record
 class Exposed:
     """The sum of the contributions as it is: no noise, no guarantee. For the simulator alone.
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from crowdml.arrays import Array, Integers
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.privacy.laws import DiscreteGaussian, Geometric, Skellam, Thresholds
+from crowdml.records import record
 
 __all__ = ["LARGEST", "Silence", "Source", "SystemSource"]
 
@@ -71,7 +72,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@record
 class SystemSource:
     """Exact noise from the operating system's entropy. It has no seed: noise from a known seed is no noise."""
 
@@ -169,7 +170,7 @@ class SystemSource:
         return np.frombuffer(data, dtype="<u8").astype(np.uint64)
 
 
-@dataclass(frozen=True)
+@record
 class Silence:
     """No noise: zeros. Nothing drawn from it is private. For tests, and for simulations that say "noise off"."""
 

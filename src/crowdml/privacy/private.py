@@ -7,16 +7,16 @@ visible: only this module, the door and the simulator's pytrees name it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from crowdml.errors import LeakError
+from crowdml.records import record
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-@dataclass(frozen=True)
+@record
 class Rows:
     """Rows `start` to `stop` (not included) of a sensed batch. Static under tracing."""
 

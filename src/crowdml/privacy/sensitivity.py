@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+
+from crowdml.records import record
 
 
 class Adjacency(Enum):
@@ -22,7 +23,7 @@ class Observer(Enum):
     DEVICES = "devices"
 
 
-@dataclass(frozen=True)
+@record
 class L1:
     """Neighbours move the query by at most `bound` grid steps in the l1 norm."""
 
@@ -30,7 +31,7 @@ class L1:
     adjacency: Adjacency = Adjacency.REPLACE_SAMPLE
 
 
-@dataclass(frozen=True)
+@record
 class L2:
     """Neighbours move the query by at most `bound` grid steps in the l2 norm."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import cached_property
 
 from crowdml.errors import GuaranteeError
 from crowdml.privacy.losses import Filter, Total, exact
+from crowdml.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Budget:
     """Caps the total of any one sample, and the number of samples that this device gives in its life.
 
@@ -49,7 +49,7 @@ class Budget:
         return None if self.device_epsilon is None else Filter.of(self.device_epsilon, self.delta)
 
 
-@dataclass(frozen=True)
+@record
 class Allowance:
     """What is left of a budget: to its dearest sample, in samples not yet given, and to the device (None: no cap)."""
 

@@ -30,6 +30,7 @@ from urllib.parse import quote
 from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
 from crowdml.privacy.losses import ZCDP, Filter, Loss, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.records import record
 from crowdml.storage.budget import Allowance, Budget, shortfall, spent
 from crowdml.storage.migrations import apply, bring_up_to_date, migrations
 from crowdml.storage.spans import Coverage, Priced, covered, dearest, front, undominated
@@ -42,7 +43,7 @@ MOST_REMEMBERED = 1024
 """Steps, and pairs of totals, that are worked out once."""
 
 
-@dataclass(frozen=True)
+@record
 class Charge:
     """One release's loss on one span of samples: who is protected, from whom, under which neighbours (review, R0).
 
@@ -98,7 +99,7 @@ class Charge:
         return "release"
 
 
-@dataclass(frozen=True)
+@record
 class Price:
     """What some charges add: to any of their samples at most, to the device, and in samples not given before."""
 
@@ -107,7 +108,7 @@ class Price:
     samples: int
 
 
-@dataclass(frozen=True)
+@record
 class Outgoing:
     """A sealed message that was paid for. Until it is acknowledged it is sent as these bytes and no others."""
 
@@ -116,7 +117,7 @@ class Outgoing:
     body: bytes
 
 
-@dataclass(frozen=True)
+@record
 class Sent:
     """A message and what became of it: the hashes of its bytes and of what it says, where they were kept."""
 
@@ -128,7 +129,7 @@ class Sent:
     receipt: bytes | None
 
 
-@dataclass(frozen=True)
+@record
 class Waiting:
     """A sample that was sensed and not given yet, as the bytes that its runner keeps."""
 

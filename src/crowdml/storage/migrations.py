@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from crowdml.errors import LedgerError
+from crowdml.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Migration:
     number: int
     name: str

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from crowdml.messages import SERVER, Envelope
+from crowdml.records import record
 from crowdml.wire.keys import ID, SIGNATURE_SIZE, Key, device_id, verify
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader, pack
 from crowdml.wire.problems import Problem
@@ -31,7 +32,7 @@ KIND = re.compile(r"[a-z][a-z0-9_]*(?:/[a-z0-9_]+)*/[1-9][0-9]*")
 """'sgd/gradient/1': protocol, message, version."""
 
 
-@dataclass(frozen=True)
+@record
 class Signed:
     """An envelope as it arrived. `data` is everything, signature first; nobody has verified it yet but by `verify`."""
 

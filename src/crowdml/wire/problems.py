@@ -7,10 +7,10 @@ the server's plight (5xx); it never contains a sample, a secret or a traceback.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from crowdml.errors import CrowdmlError
+from crowdml.records import record
 
 __all__ = ["CONTENT_TYPE", "LARGEST_PROBLEM", "PROBLEMS", "Problem", "ProblemKind"]
 
@@ -21,7 +21,7 @@ TYPE = "/problems/"
 OWN_MEMBERS = ("type", "title", "status", "detail")
 
 
-@dataclass(frozen=True)
+@record
 class ProblemKind:
     """A row of the table: what every problem of this slug has in common."""
 

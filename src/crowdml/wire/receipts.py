@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from crowdml.records import record
 from crowdml.wire.envelopes import HASH_SIZE
 from crowdml.wire.keys import ID, SIGNATURE_SIZE, Key, verify
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
@@ -58,7 +58,7 @@ class Link(Protocol):
     def chain(self) -> bytes: ...
 
 
-@dataclass(frozen=True)
+@record
 class Receipt:
     """The server says: this check-in is the `index`-th of the task's journal (from 1), and `chain` its chain there."""
 

@@ -13,9 +13,9 @@ import base64
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import NoReturn
 
+from crowdml.records import record
 from crowdml.wire.keys import ID, PUBLIC_SIZE, SIGNATURE_SIZE, Key, device_id, is_sound, verify
 from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
@@ -58,7 +58,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9_-]{86}")
 # --- the Authorization header ---
 
 
-@dataclass(frozen=True)
+@record
 class Authorization:
     """A parsed header: who says to have signed the request, when, and the signature."""
 
@@ -116,7 +116,7 @@ def _request(method: str, target: str, seconds: int, body: bytes) -> bytes:
 # --- enrolment ---
 
 
-@dataclass(frozen=True)
+@record
 class Enrolment:
     """What a new device sends: an invitation code, its public key, the tasks to join (none: all it is invited to)."""
 
@@ -129,7 +129,7 @@ class Enrolment:
         return device_id(self.key)
 
 
-@dataclass(frozen=True)
+@record
 class Enrolled:
     """The server's answer: the device's id, the server's own key, and the hashes of the tasks it joined."""
 

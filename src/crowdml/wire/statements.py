@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from crowdml.privacy.losses import Renyi, Total, Unbounded, parse_loss
+from crowdml.records import record
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader
 from crowdml.wire.problems import Problem
 
@@ -32,7 +32,7 @@ USUAL_STATEMENT = 512
 LARGEST_STATEMENT = 2 * MOST_LOSSES * (LONGEST_LOSS + 3) + 64
 
 
-@dataclass(frozen=True)
+@record
 class Statement:
     """What the device has given in its life, over all its tasks.
 
