@@ -35,7 +35,7 @@ CHECK_INS, CHECK_OUTS, TURNS = 4096, 12_000, 5
 MSGPACK = b"application/msgpack"
 
 
-LONG = 100_000
+LONG = 250_000
 """Check-ins of the long run; the environment variable CROWDML_BENCH_CHECK_INS gives another number."""
 FLEET, FLEET_SECONDS = 1000, 60
 

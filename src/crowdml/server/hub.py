@@ -204,7 +204,7 @@ class Hub:
         if self.closing:
             raise Problem("not-ready", "The server is stopping.", retry_after=5)
         waiting = len(self._waiting) + self._in_hand
-        if waiting < 16:
+        if waiting < 32:
             return
         if waiting >= self.limits.waiting or self.queue.wait(waiting) > self.limits.patience:
             later = self.queue.later(time.monotonic(), crowd=len(self.keys), pace=self.limits.pace)

@@ -106,7 +106,7 @@ class Limits:
     """Bytes of a check-in."""
     waiting: int = 4096
     """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
-    patience: float = 0.15
+    patience: float = 0.2
     """Seconds that a check-in may have to wait for the writer; beyond that: 503 with Retry-After."""
     batch: int = 256
     """Check-ins that are journalled in one transaction."""
