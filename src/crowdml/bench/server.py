@@ -267,6 +267,7 @@ def feed(folder: Path, check_ins: int) -> None:
             answers = hub._accept_for(task.hash, batch[at : at + 64])
             if not all(isinstance(answer, tuple) for answer in answers):
                 raise RuntimeError(f"a check-in was refused: {answers}")
+            hub._snapshots_due()
         before, done = done, done + len(batch)
         if before < check_ins // 10 <= done:
             memory.append(_memory("self"))

@@ -146,6 +146,8 @@ class Hub:
             await asyncio.sleep(WATCH_EVERY)
 
     def _follow(self) -> None:
+        for hash_ in list(self._doubtful):
+            self._fold_again(hash_)
         for stored in self.store.tasks():
             try:
                 if stored.hash not in self.runners:
@@ -177,6 +179,15 @@ class Hub:
         await self.write(self._snapshots)
         self._writer.shutdown()
         self.store.close()
+
+    def _snapshots_due(self) -> None:
+        for hash_, runner in list(self.runners.items()):
+            if runner.is_due and hash_ not in self._doubtful:
+                try:
+                    runner.take_snapshot()
+                except Exception as error:  # what was acknowledged is in the journal: fold it again before going on
+                    log.error("no snapshot of task %s: %s", runner.task.name, error)
+                    self._doubtful.add(hash_)
 
     def _snapshots(self) -> None:
         with contextlib.suppress(StoreError):
@@ -250,6 +261,8 @@ class Hub:
                         done(answer)
                     except Exception:
                         log.exception("an answer could not be given")
+                if any(runner.is_due for runner in self.runners.values()):
+                    await self.write(self._snapshots_due)
                 if len(batch) > 1 and not self.closing:  # under load: those just answered are on their way back
                     await asyncio.sleep(min(LINGER, taken / 8))
             if self.closing:
@@ -307,8 +320,7 @@ class Hub:
 
     def _accept_for(self, hash_: bytes, batch: list[Signed]) -> list[Answer]:
         if hash_ in self._doubtful:  # a write failed, and nobody knows what was kept: fold the journal again first
-            self._host(self.runners[hash_].task.canonical, self.states[hash_])
-            self._doubtful.discard(hash_)
+            self._fold_again(hash_)
         runner = self.runners.get(hash_)
         if runner is None:
             return [Problem("unknown-task", "No such task here.")] * len(batch)
@@ -326,6 +338,10 @@ class Hub:
         if runner.reason is not None:
             self._stop(runner)
         return answers
+
+    def _fold_again(self, hash_: bytes) -> None:
+        self._host(self.runners[hash_].task.canonical, self.states[hash_])
+        self._doubtful.discard(hash_)
 
     def is_full(self) -> bool:
         free = self.store.free_space()

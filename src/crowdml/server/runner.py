@@ -167,12 +167,16 @@ class TaskRunner:
             self.index, self.chain = fresh[-1].index, fresh[-1].chain
             self.offer = self._offer()
             receipts = sign_receipts(self.task.hash, fresh, self.key)
-            if self.index - self.snapshot_at >= self.snapshot_every or self.reason is not None:
-                self.take_snapshot()
         for place, entry in zip(places, entries, strict=True):
             if isinstance(entry, Entry):
                 answers[place] = (202, receipts[answers[place]]) if entry.is_new else (200, self.receipt(entry))
         return answers
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a snapshot should be taken, once the answers are given: nobody waits for it."""
+        moved = self.index - self.snapshot_at
+        return moved >= self.snapshot_every or (moved > 0 and self.reason is not None)
 
     def repeated(self, signed: Signed) -> Answer | None:
         """The first answer to a check-in that is in the journal already; None of any other."""
