@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 WATCH_EVERY = 1.0
 """Seconds until a change by another command is noticed."""
+SWITCH = 0.0005
+"""Seconds after which a busy event loop lets the writing thread go on: it gives way at each signature it verifies."""
 LINGER = 0.003
 """Seconds at most between two batches: a larger one costs each of its check-ins less."""
 log = logging.getLogger("crowdml.server")
@@ -134,6 +137,7 @@ class Hub:
         self.store.record("stopped", self.clock(), runner.reason or "", hash_)
 
     def start(self) -> None:
+        sys.setswitchinterval(SWITCH)
         self._worker = asyncio.get_running_loop().create_task(self._work())
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
