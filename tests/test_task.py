@@ -359,3 +359,25 @@ def test_no_edit_of_a_task_file_raises_anything_but_a_task_error(text):
     else:
         assert isinstance(task, Task)
         assert not math.isnan(priced)
+
+
+@pytest.mark.parametrize("key", ["title", "purpose", "collects"])
+@pytest.mark.parametrize("code", ["001B", "0007", "000D", "007F", "009B", "202E", "2066", "200F", "2028"])
+def test_a_text_with_a_character_that_a_terminal_obeys_is_refused(key, code):
+    named = WHOLE.replace(f"{key} ", f'{key} = "Nothing leaves.\\u{code} All does." #', 1)
+    refused(named, key, f"U+{code}")
+
+
+def test_a_class_with_a_control_character_is_refused():
+    refused(WHOLE.replace('"still"', '"st\\u001b[8mill"'), "labels.classes", "U+001B")
+
+
+def test_a_title_and_a_class_are_one_line_and_the_longer_texts_may_have_several():
+    refused(WHOLE.replace("What is the owner", "What\\nis the owner"), "title", "one line")
+    refused(WHOLE.replace('"still"', '"st\\till"'), "labels.classes", "one line")
+    assert "\n" in parse(WHOLE.replace("A study.", "A study.\\n\\tOf two lines.")).purpose
+
+
+def test_published_bytes_with_a_lone_surrogate_are_refused_in_a_sentence():
+    with pytest.raises(TaskError, match="U\\+D800"):
+        from_canonical(parse(WHOLE).canonical.replace(b"A study.", b"A \\ud800study."))

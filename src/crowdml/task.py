@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from crowdml.errors import TaskError
 from crowdml.records import record
+from crowdml.texts import hidden_control
 
 C = TypeVar("C")
 
@@ -63,6 +64,8 @@ class Labels:
             raise TaskError(f"labels.classes = {list(self.classes)}: name at least two different classes, each once.")
         if self.kind == "number" and self.classes:
             raise TaskError('labels.classes and labels.kind = "number" exclude each other: keep one of them.')
+        for name in self.classes:
+            readable("labels.classes", name, lines=False)
 
 
 @record
@@ -136,6 +139,9 @@ class Task:
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
             raise TaskError(f"name = {self.name!r}: letters, digits, '-' and '_', such as \"activity\".")
+        readable("title", self.title, lines=False)
+        readable("purpose", self.purpose)
+        readable("collects", self.collects)
         for section, values in (("model", self.model), ("protocol", self.protocol)):
             if not isinstance(values.get("kind"), str):
                 raise TaskError(f"{section}.kind is missing: say which {section}, such as kind = "
@@ -328,3 +334,12 @@ def between(where: str, value: float | Fraction, low: float, high: float) -> Non
 def positive(where: str, value: float | Fraction) -> None:
     if value <= 0:
         raise TaskError(f"{where} = {show(value)}: must be above 0.")
+
+
+def readable(where: str, text: str, *, lines: bool = True) -> None:
+    """Refuse a text that would not show as it reads: people decide by it whether to take part. `lines`: several."""
+    found = hidden_control(text)
+    if found is not None:
+        raise TaskError(f"{where} has the control character {found} in it, which a terminal obeys: take it out.")
+    if not lines and ("\n" in text or "\t" in text):
+        raise TaskError(f"{where} = {text!r}: one line, without tabs.")

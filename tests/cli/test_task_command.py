@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cli_runner import crowdml, refused
 
+from crowdml.cli.output import Report, say_error
 from crowdml.cli.task import find_task, shipped, shipped_text
 from crowdml.protocol import check_budget
 from crowdml.protocols import find
@@ -137,3 +138,34 @@ def test_a_task_is_started_closed_listed_and_opened_again_on_a_servers_folder(tm
     again = crowdml("task", "start", "demo", *folder, "--json", "-").json
     assert (again["state"], again["closed"]) == ("running", True), "going on leaves who may read as it was"
     assert crowdml("task", "start", "demo", "--open", *folder, "--json", "-").json["closed"] is False
+
+
+@pytest.mark.parametrize("title", ["Digits [/red]", "[bold red]Digits[/]", "Digits :smile: :AB:CD:"])
+def test_the_words_of_a_task_are_printed_as_they_are_and_never_as_markup(tmp_path: Path, title: str):
+    path = tmp_path / "mine.toml"
+    text = shipped_text("activity")
+    line = next(each for each in text.splitlines() if each.startswith("title"))
+    path.write_text(text.replace(line, f'title = "{title}"'), encoding="utf-8")
+    answer = crowdml("task", "check", str(path))
+    assert answer.code == 0, answer.err
+    assert f"activity  {title}" in answer.out
+
+
+def test_a_fingerprint_is_printed_digit_by_digit(capsys: pytest.CaptureFixture[str]):
+    fingerprint = "AB:CD:A:B:M:X:O2:AB:1F:VS:ID:UP"
+    report = Report(None)
+    report.line(f"  SHA-256 {fingerprint}")
+    report.print(fingerprint)
+    report.heading(fingerprint)
+    report.note(fingerprint)
+    shown = capsys.readouterr()
+    assert (shown.out.count(fingerprint), shown.err.count(fingerprint)) == (3, 1)
+
+
+def test_words_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]):
+    report = Report(None)
+    for say in (report.line, report.print, report.heading, report.note, say_error):
+        say("before\x1b[8m\x9b8m\u202eafter")
+    shown = capsys.readouterr()
+    assert shown.out.count("before\ufffd[8m\ufffd8m\ufffdafter") == 3
+    assert shown.err.count("before\ufffd[8m\ufffd8m\ufffdafter") == 2

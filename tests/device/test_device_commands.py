@@ -15,15 +15,17 @@ import sqlalchemy as sa
 from loopback import SMALL, rows, serving, small_task
 
 import crowdml
-from crowdml.cli.device import Attempt
+from crowdml.cli.device import Attempt, _show
+from crowdml.cli.output import Report
 from crowdml.device.client import Client, Unreachable
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import Folder
+from crowdml.device.folder import Folder, offer
 from crowdml.device.verification import check_receipts
 from crowdml.protocols import find
 from crowdml.server.tls import local_certificate
 from crowdml.server.transcript import write_transcript
 from crowdml.storage import Ledger
+from crowdml.task import parse
 from crowdml.wire.keys import Key
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.requests import open_owner_link
@@ -399,3 +401,22 @@ def test_a_servers_own_authority_is_trusted_and_kept_in_the_folder(tmp_path):
     authority.unlink()
     assert Client("https://127.0.0.1:1", ca=home.authority)
     assert home.authority == str(home.path / "authority.pem")
+
+
+def test_the_consent_screen_shows_the_study_s_words_as_they_are_and_on_lines_of_their_own(tmp_path):
+    text = SMALL.format(name="plain-words", samples=20).replace(
+        "A small task", 'A [/red] task :smile:"\ncollects = "Nothing.\\n - [conceal]no gradient'
+    )
+    source = write_rows(tmp_path / "rows.csv", 10)
+    with serving(tmp_path / "server", parse(text)) as server:
+        done = command("join", server.address, server.code, "--source", source, "--yes", cwd=tmp_path)
+    assert "A [/red] task :smile:\nNothing. - [conceal]no gradient\nWhat leaves this device:\n" in done.stdout
+
+
+def test_the_consent_screen_shows_controls_that_a_task_of_another_making_has(capsys):
+    bad = "Nothing leaves.\x1b[8m\u202e"
+    shown = replace(offer(TASK, find(TASK)), title=bad, collects=bad, promises=(bad,))
+    _show(Report(None), shown)
+    said = capsys.readouterr().out
+    assert said.count("Nothing leaves.\ufffd[8m\ufffd") == 3
+    assert "\x1b" not in said

@@ -27,6 +27,7 @@ from crowdml.cli.server import backup, replay, restore
 from crowdml.cli.simulate import simulate
 from crowdml.cli.task import task
 from crowdml.errors import CrowdmlError
+from crowdml.texts import one_line
 
 INTERRUPTED = 130
 
@@ -67,7 +68,7 @@ class Commands(click.Group):
 
 
 def _say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"crowdml: note: {message}", err=True)
+    click.echo(f"crowdml: note: {one_line(str(message))}", err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

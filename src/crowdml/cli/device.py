@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
+from crowdml.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -364,12 +365,12 @@ async def _welcome(
 
 def _show(report: Report, shown: Consent) -> None:
     """The promise and the price, as its owner reads them."""
-    report.print(f"[bold]{shown.title or shown.name}[/bold]")
+    report.heading(shown.title or shown.name)
     if shown.collects:
-        report.print(shown.collects)
+        report.print(one_line(shown.collects))
     report.print("What leaves this device:")
     for promise in shown.promises:
-        report.print(f" - {promise}")
+        report.print(f" - {one_line(promise)}")
     most = shown.check_ins
     times = "a check-in" if most is None else f"all {most:,} check-ins it may make" if most > 1 else "its only check-in"
     report.print(
@@ -391,7 +392,7 @@ def _teller(report: Report) -> Callable[[str], None]:
 
     def tell(text: str) -> None:
         if " " in text and text != "checked out":
-            report.aside.print(text, markup=False, soft_wrap=True)
+            report.note(text)
 
     return tell
 

@@ -10,6 +10,7 @@ import click
 
 from crowdml.cli.output import OutputError, Report, check_place, make_table, whole_file
 from crowdml.cli.server import open_store, store_options
+from crowdml.texts import one_line
 
 if TYPE_CHECKING:
     from crowdml.storage.server import Store
@@ -205,7 +206,7 @@ def list_invitations(folder: Path, database: str | None, json_path: str | None) 
         tasks = ", ".join(names[hash_] for hash_ in each.tasks) or "all"
         end = "" if each.ends_at is None else each.ends_at[:16].replace("T", " ")
         state = end if each.is_open(now) else f"{end or 'used up'} (over)"
-        table.add_row(each.id[:8], each.label, str(each.number), f"{each.used} of {each.uses}", tasks, state)
+        table.add_row(each.id[:8], one_line(each.label), str(each.number), f"{each.used} of {each.uses}", tasks, state)
     report.print(table)
     rows = [
         {"id": each.id, "label": each.label, "number": each.number, "uses": each.uses, "used": each.used,

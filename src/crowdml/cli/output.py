@@ -21,6 +21,7 @@ import click
 
 from crowdml.cli.plain import PlainConsole, PlainProgress, PlainTable
 from crowdml.errors import CrowdmlError
+from crowdml.texts import harmless, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,12 +65,26 @@ class Report:
         return _console(stderr=True)
 
     def print(self, part: Any) -> None:
-        """A table, or prose, which is broken into lines where the terminal ends."""
-        self.console.print(part)
+        """A table, or prose, which is broken into lines where the terminal ends. It says what it says: no markup."""
+        self.console.print(harmless(part) if isinstance(part, str) else part)
+
+    def heading(self, text: str, after: str = "") -> None:
+        """A line that begins in bold; either part may be the words of another."""
+        first, rest = one_line(text), one_line(after)
+        if not has_rich():
+            self.console.print(f"{first}  {rest}".rstrip())
+            return
+        from rich.text import Text
+
+        self.console.print(Text.assemble((first, "bold"), f"  {rest}" if rest else ""))
 
     def line(self, text: str) -> None:
         """One line whatever its length: what somebody may want to copy."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(harmless(text), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """One line beside the result, such as what a device waits for."""
+        self.aside.print(harmless(text), soft_wrap=True)
 
     def progress(self) -> Progress:
         """Bars on stderr, where a terminal is there; silent otherwise."""
@@ -78,7 +93,7 @@ class Report:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         return Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -118,7 +133,8 @@ def _console(*, stderr: bool) -> Console:
         return cast("Console", PlainConsole(stderr=stderr))
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    # No markup and no emoji: in the words of a study and in a fingerprint, [bold] and :AB: are what they are.
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def make_table(*columns: str, title: str | None = None, numbers: bool = True, wrap: bool = False) -> Table:
@@ -214,7 +230,7 @@ def size_text(count: float) -> str:
 
 
 def say_error(sentence: str) -> None:
-    click.echo(f"crowdml: {' '.join(sentence.split())}", err=True)
+    click.echo(f"crowdml: {one_line(sentence)}", err=True)
 
 
 def close_quietly() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from types import TracebackType
 from typing import Any
@@ -12,7 +11,6 @@ import click
 __all__ = ["PlainConsole", "PlainProgress", "PlainTable"]
 
 WIDTH = 100
-_MARKUP = re.compile(r"\[/?(?:bold|dim|italic)?\]")
 
 
 class PlainTable:
@@ -23,7 +21,7 @@ class PlainTable:
         self.rows: list[tuple[str, ...]] = [columns]
 
     def add_row(self, *cells: str) -> None:
-        self.rows.append(tuple(_MARKUP.sub("", cell) for cell in cells))
+        self.rows.append(cells)
 
     def __str__(self) -> str:
         widths = [max(len(row[place]) for row in self.rows if place < len(row)) for place in range(len(self.rows[0]))]
@@ -48,10 +46,8 @@ class PlainConsole:
     def __init__(self, *, stderr: bool) -> None:
         self._stderr = stderr
 
-    def print(self, part: Any = "", *, soft_wrap: bool = False, markup: bool = True, **_: Any) -> None:
+    def print(self, part: Any = "", *, soft_wrap: bool = False, **_: Any) -> None:
         text = str(part)
-        if markup:
-            text = _MARKUP.sub("", text)
         if not soft_wrap and not isinstance(part, PlainTable):
             text = "\n".join(textwrap.fill(line, WIDTH) for line in text.split("\n"))
         click.echo(text, err=self._stderr)

@@ -65,7 +65,7 @@ def reproduce(
 
 def _show(report: Report, figure: Figure, quick: bool) -> None:
     size = " (a quick run: small, not the paper's size)" if quick else ""
-    report.print(f"[bold]{figure.id}[/bold]  {figure.title}{size}")
+    report.heading(figure.id, f"{figure.title}{size}")
     table = make_table("series", "ends at", "sample ε", "claimed", title=figure.y_label, wrap=True)
     for series in figure.series:
         label = series.privacy

@@ -98,9 +98,9 @@ def check(file_or_name: str, json_path: str | None) -> None:
     price = check_budget(find(found), found)
     batch = find(found).batch(found)
     result = _priced(found, price, batch)
-    report.print(f"[bold]{found.name}[/bold]  {found.title}")
+    report.heading(found.name, found.title)
     if found.as_published:
-        report.print("[bold]As published[/bold]: a paper's own formulas, for the simulator only.")
+        report.print("As published: a paper's own formulas, for the simulator only.")
     leaves = make_table(
         "leaves", "mechanism", "sensitivity", "noise", "sample pays", title="What a check-in lets out", numbers=False
     )

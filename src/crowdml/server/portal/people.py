@@ -31,6 +31,7 @@ from crowdml.server.portal.visits import Visit, visited
 from crowdml.storage.server import StoreError
 from crowdml.storage.server.operating import end_sheet, find_devices, remove_setting
 from crowdml.storage.server.operating import remove_operator as remove_from_store
+from crowdml.texts import hidden_control
 from crowdml.wire.keys import ID
 from crowdml.wire.problems import Problem
 
@@ -198,6 +199,9 @@ async def settings(visit: Visit) -> Response:
         flaws["institution"] = "At most 120 characters, in one line."
     if len(lines) > 1000:
         flaws["contact"] = "At most 1,000 characters."
+    for about, text in (("institution", name), ("contact", lines)):
+        if control := hidden_control(text.replace("\r\n", "\n")):
+            flaws[about] = f"There is a control character in it, {control}: take it out."
     if lines and not name:
         flaws["institution"] = "Say who that is."
     try:
