@@ -16,14 +16,18 @@ from urllib.parse import urlencode
 import pytest
 from crowd import Crowd, open_crowd
 from desk import Desk, set_up, token_of
-from device import Device
+from device import Device, make_task, serving
 
 from crowdml.cli.task import find_task, shipped_text
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
+from crowdml.server.hub import utc_now
 from crowdml.server.portal.simulation import LONGEST, has_jax
 from crowdml.server.portal.task_form import FIELDS, check_text, defaults, field_of, task_text, values_of
+from crowdml.storage.server import JournalRow
+from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
+from crowdml.wire.statements import Statement
 
 DIGITS = {**values_of(find_task("digits012")), "name": "my-digits"}
 
@@ -465,3 +469,31 @@ def test_the_defaults_of_the_form_are_a_task_once_it_has_a_name_and_classes():
 
 def test_a_server_without_an_authority_of_its_own_has_no_certificate_to_give(crowd: Crowd):
     assert crowd.running.line().ask("GET", "/ca.pem").status == 404
+
+
+def test_contact_lines_with_control_characters_are_refused(crowd: Crowd):
+    desk = set_up(crowd)
+    desk.get("/operator/settings")
+    page = desk.post("/operator/settings", institution="City\x1b[8m", contact="a\r\nb\u202e", address="")
+    assert page.status == 422
+    assert "U+001B" in page.text
+    assert "U+202E" in page.text
+    desk.get("/operator/settings")
+    assert desk.post("/operator/settings", institution="City", contact="a\r\nb", address="").status == 200
+
+
+@pytest.mark.parametrize("said", [f"pure 15{307 * '0'}", f"pure {999 * '9'}", f"zcdp {300 * '9'}", "unbounded"])
+def test_a_device_that_states_an_absurd_total_breaks_no_page(tmp_path: Path, said: str):
+    """In a journal of an earlier version: new ones are refused."""
+    task = make_task()
+    with serving(tmp_path / "data", task) as running:
+        crowd = Crowd(running, task)
+        desk, honest, liar = set_up(crowd), crowd.device(), crowd.device()
+        assert honest.check_in(task).status == 202
+        row = JournalRow.of(open_signed(liar.envelope(task, statement=Statement((said,), 20, (said,)))), utc_now())
+        running.hub._writer.submit(running.hub.store.append, task.hash, [row]).result(20)
+        pages = ("/operator", "/operator/devices", f"/operator/devices/{liar.key.id}")
+        for path in (*pages, f"/operator/tasks/{task.hash.hex()[:12]}"):
+            assert desk.get(path).status == 200, path
+        for language in ("en", "de"):
+            assert crowd.browser(language).get(crowd.owner_address(liar)).status == 200

@@ -114,16 +114,17 @@ class Device:
         return self.line.ask("POST", "/v1/devices", body, {"Crowdml-Signature": signature, "Content-Type": MSGPACK})
 
     def envelope(self, task: Task, seq: int | None = None, **changes: Any) -> bytes:
-        """A signed check-in. `gradient` is its array; the other changes are fields of the envelope."""
+        """A signed check-in. `gradient` is its array, `statement` its totals; the others are fields of the envelope."""
         if seq is None:
             seq = self.seq + 1
         gradient = changes.pop("gradient", None)
         array = np.zeros((8, 2), np.int32) if gradient is None else np.asarray(gradient)
         version = changes.pop("version", np.int32(0))
+        statement = changes.pop("statement", Statement(("zcdp 1/10",), seq, ("zcdp 1/10",)))
         body = encode(Gradient(Release(array, RECEIVED), None, None, version))
         fields: dict[str, Any] = {"task": task.hash, "sender": self.key.id, "to": frozenset((SERVER,)), "seq": seq,
                                   "kind": "sgd/gradient/1", "body": body, **changes}  # fmt: skip
-        return sign(Envelope(**fields), Statement(("zcdp 1/10",), seq, ("zcdp 1/10",)), self.key)
+        return sign(Envelope(**fields), statement, self.key)
 
     def send(self, task: Task, data: bytes) -> Answer:
         path = f"/v1/tasks/{task.hash.hex()}/check-in"

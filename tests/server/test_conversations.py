@@ -33,6 +33,7 @@ from crowdml.wire.keys import Key, device_id
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_next, chain_start
+from crowdml.wire.statements import Statement
 
 TASK, OTHER = make_task("one"), make_task("two")
 PATH = f"/v1/tasks/{TASK.hash.hex()}"
@@ -146,6 +147,9 @@ def fields(**changes: Any) -> dict[str, Any]:
         (fields(body=b""), "malformed"),
         (fields(body=b"\x80"), "malformed"),
         (fields(body=b"\xc1" * 40), "malformed"),
+        (fields(statement=Statement((f"pure 1{80 * '0'}",), 1, ("pure 1",))), "wrong-message"),
+        (fields(statement=Statement(("pure 1",), 1, (f"zcdp {999 * '9'}/2",))), "wrong-message"),
+        (fields(statement=Statement(("pure 1",), 1, (f"renyi 2:1/3,3:1{307 * '0'}",))), "wrong-message"),
     ],
 )
 def test_a_message_that_is_not_as_the_task_says_is_refused_and_changes_nothing(

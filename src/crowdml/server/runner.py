@@ -25,6 +25,7 @@ from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import chain_next, chain_start, sign_receipts
+from crowdml.wire.statements import is_plausible
 from crowdml.wire.validate import decode_message, decode_messages
 
 Answer = tuple[int, bytes] | Problem
@@ -141,6 +142,8 @@ class TaskRunner:
                 found[place] = Problem("wrong-task", "The envelope names another task than the path.")
             elif envelope.to != TO_SERVER:
                 found[place] = Problem("wrong-recipient", "A check-in is addressed to the server alone.")
+            elif not (is_plausible(signed.statement.device) and is_plausible(signed.statement.dearest)):
+                found[place] = Problem("wrong-message", "The statement names a loss that no device comes to.")
             elif not isinstance(message, Problem) and int(getattr(message, "version", 0)) > newest:
                 found[place] = Problem(
                     "stale", f"Version {message.version} was never published; the newest is {newest}."

@@ -19,7 +19,7 @@ from crowdml.records import record
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader
 from crowdml.wire.problems import Problem
 
-__all__ = ["LARGEST_STATEMENT", "Statement", "is_exact", "losses_of", "open_statement", "total_of"]
+__all__ = ["LARGEST_STATEMENT", "Statement", "is_exact", "is_plausible", "losses_of", "open_statement", "total_of"]
 
 LONGEST_LOSS = 4096
 """Bytes of a loss text: a Renyi loss has a fraction for each order."""
@@ -29,6 +29,8 @@ MOST_LOSSES = 4
 """A total has at most one loss of each kind."""
 USUAL_STATEMENT = 512
 """Bytes: what is longer is rare, and is read without being remembered."""
+MOST_DIGITS = 80
+"""Of a loss that a device may have: 10^30 for each of 10^12 check-ins, as dear as a task can be, is far below."""
 LARGEST_STATEMENT = 2 * MOST_LOSSES * (LONGEST_LOSS + 3) + 64
 
 
@@ -159,6 +161,17 @@ def is_exact(text: str) -> bool:
         if last[0] * found[1] > found[0] * last[1]:
             return False
         last_order, last = int(order), found
+    return True
+
+
+@lru_cache(maxsize=4096)
+def is_plausible(texts: tuple[str, ...]) -> bool:
+    """Whether losses that were read are of a size that a device can come to: a float holds each of them."""
+    for text in texts:
+        for pair in text.partition(" ")[2].split(","):
+            above, _, below = pair.rpartition(":")[2].partition("/")
+            if len(above) - len(below) > MOST_DIGITS:
+                return False
     return True
 
 

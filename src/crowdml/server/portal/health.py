@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from markupsafe import Markup
@@ -153,8 +153,8 @@ def _histogram(values: Sequence[float], bins: int = 12) -> Histogram | None:
     high = max(finite) or 1.0
     counts = [0] * bins
     for value in finite:
-        counts[min(bins - 1, int(bins * value / high))] += 1
-    return Histogram(tuple(high * place / bins for place in range(bins + 1)), tuple(counts), median(finite), high)
+        counts[min(bins - 1, int(bins * (value / high)))] += 1
+    return Histogram(tuple(high * (place / bins) for place in range(bins + 1)), tuple(counts), median_low(finite), high)
 
 
 # --- the whole server ---
