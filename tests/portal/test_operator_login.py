@@ -290,6 +290,12 @@ def test_when_a_session_began_cannot_be_changed_in_its_cookie(crowd: Crowd):
     assert raw(crowd).ask("GET", "/operator", headers={"Cookie": f"crowdml-operator={changed}"}).status == 303
 
 
+@pytest.mark.parametrize("began", ["999999999999", "9999999999", "99999999999999", "0"])
+def test_a_cookie_of_any_year_is_no_session(crowd: Crowd, began: str):
+    cookie = f"crowdml-operator={'a' * 43}.{began}"
+    assert raw(crowd).ask("GET", "/operator", headers={"Cookie": cookie}).status == 303
+
+
 # --- forms ---
 
 
@@ -370,6 +376,18 @@ def test_nothing_changes_without_a_login_or_without_a_token(crowd: Crowd):
     assert {line.ask("POST", path, b"x=1", headers).status for path in CHANGES} == {403}
 
 
+def test_asking_for_the_head_of_a_page_changes_nothing_and_is_answered_like_the_page(crowd: Crowd):
+    desk, store = set_up(crowd), crowd.running.hub.store
+    store.set_setting("contact", b"City of Example")
+    store.set_setting("public-address", b"https://study.example")
+    headers = {"Cookie": f"crowdml-operator={desk.cookie}"}
+    assert {path: raw(crowd).ask("HEAD", path, headers=headers).status for path in PAGES} == dict.fromkeys(PAGES, 200)
+    assert store.setting("contact") == b"City of Example"
+    assert store.setting("public-address") == b"https://study.example"
+    assert {raw(crowd).ask("HEAD", path).status for path in (*PAGES, "/operator/login")} == {303, 200}
+    assert raw(crowd).ask("HEAD", "/operator/setup").status == 303
+
+
 # --- many attempts ---
 
 
@@ -401,6 +419,31 @@ def test_a_new_password_ends_the_other_sessions_and_the_old_password(crowd: Crow
     assert "/operator/login" in other.get("/operator").address
     assert log_in(crowd).page.status == 403
     assert log_in(crowd, password=new).page.status == 200
+
+
+def test_a_password_that_changes_while_it_is_looked_at_opens_no_session_and_stays_changed(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+):
+    desk, store, new = set_up(crowd), crowd.running.hub.store, hash_password("four other words here")
+    real = operators.Operators._verify
+
+    def verify(self: operators.Operators, known: str | None, password: str) -> bool:
+        right = real(self, known, password)
+        store.set_operator("anna", new, utc_now())  # as `crowdml operator` does it, beside the server
+        return right
+
+    monkeypatch.setattr(operators.Operators, "_verify", verify)
+    late = log_in(crowd)
+    assert (late.page.status, late.cookie) == (403, "")
+    assert "/operator/login" in desk.get("/operator").address
+    monkeypatch.setattr(operators.Operators, "_verify", real)
+    desk = log_in(crowd, password="four other words here")
+    desk.get("/operator/settings")
+    monkeypatch.setattr(operators.Operators, "_verify", verify)
+    new = hash_password("a third set of words")
+    changed = {"old": "four other words here", "password": "yet another few words", "again": "yet another few words"}
+    assert desk.post("/operator/settings/password", **changed).status in (403, 422)
+    assert store.operator_password("anna") == new
 
 
 @pytest.mark.parametrize(

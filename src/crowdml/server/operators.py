@@ -60,7 +60,8 @@ SETUP = "setup-token"
 COOKIE, FORM_COOKIE, PATH = "crowdml-operator", "crowdml-form", "/operator"
 FORM_FIELD, LIVE = "form-token", "crowdml-live"
 NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
-TOKEN = re.compile(r"([A-Za-z0-9_-]{43})\.([0-9]{1,12})")
+TOKEN = re.compile(r"([A-Za-z0-9_-]{43})\.([0-9]{1,10})")
+WRONG = "This name and password do not belong together."
 MOST_WAITING = 16
 """Passwords that wait for the one thread that hashes: 64 MiB and about a tenth of a second each."""
 
@@ -160,12 +161,12 @@ class Operators:
         right = await self._hashing(lambda: self._verify(known, password))
         if not right or known is None:
             log.info("a login from %s was refused", address)
-            raise BadOperator("This name and password do not belong together.", "password")
+            raise BadOperator(WRONG, "password")
         self.names.give(who)
+        renewed: str | None = None
         if _hasher.check_needs_rehash(known):
             renewed = await self._hashing(lambda: hash_password(password))
-            await self.hub.write(lambda: end_other_sessions(self.hub.store, who, b"", renewed))
-        return await self._open(who, "logged in")
+        return await self._open(who, "logged in", known, renewed)
 
     def _take(self, rates: Rates, name: str, now: float) -> None:
         try:
@@ -191,16 +192,20 @@ class Operators:
         finally:
             self._waiting -= 1
 
-    async def _open(self, name: str, did: str) -> Opened:
+    async def _open(self, name: str, did: str, known: str, renewed: str | None = None) -> Opened:
+        """A session for whoever gave the password behind `known`, if that still holds when it is opened."""
         now = self._now()
         token = f"{secrets.token_urlsafe(32)}.{int(now.timestamp())}"  # its hash covers when it began
         opened = Session(_token_hash(token), secrets.token_urlsafe(24), name, _iso(now + IDLE))
 
-        def work() -> None:
-            self.hub.store.open_session(opened, _iso(now))
-            self.hub.store.record("operator", _iso(now), f"{name} {did}")
+        def work() -> bool:
+            done = self.hub.store.open_session(opened, _iso(now), known, renewed)
+            if done:
+                self.hub.store.record("operator", _iso(now), f"{name} {did}")
+            return done
 
-        await self.hub.write(work)
+        if not await self.hub.write(work):
+            raise BadOperator(WRONG, "password")
         return Opened(opened, token)
 
     async def log_out(self, session: Session) -> None:
@@ -222,7 +227,7 @@ class Operators:
 
         if not await self.hub.write(work):
             raise BadOperator("Somebody has set this server up already.", "token")
-        return await self._open(who, "set this server up")
+        return await self._open(who, "set this server up", hashed)
 
     def may_set_up(self, token: str) -> bool:
         kept = self.hub.store.setting(SETUP)
@@ -232,16 +237,19 @@ class Operators:
         """Every other session of this operator ends."""
         self._take(self.names, session.operator, time.monotonic())
         known = await asyncio.to_thread(self.hub.store.operator_password, session.operator)
-        if not await self._hashing(lambda: self._verify(known, old)):
+        if not await self._hashing(lambda: self._verify(known, old)) or known is None:
             raise BadOperator("This is not your password.", "old")
         self.names.give(session.operator)
         hashed = await self._hashing(lambda: hash_password(check_password(new, session.operator)))
 
-        def work() -> None:
-            end_other_sessions(self.hub.store, session.operator, session.token_hash, hashed)
-            self.hub.store.record("operator", self.hub.clock(), f"{session.operator} changed the password")
+        def work() -> bool:
+            done = end_other_sessions(self.hub.store, session.operator, session.token_hash, known, hashed)
+            if done:
+                self.hub.store.record("operator", self.hub.clock(), f"{session.operator} changed the password")
+            return done
 
-        await self.hub.write(work)
+        if not await self.hub.write(work):
+            raise BadOperator("This is not your password.", "old")
 
     async def add(self, session: Session, name: str, password: str) -> str:
         """Another operator, by one who is logged in."""

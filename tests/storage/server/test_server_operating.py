@@ -62,7 +62,8 @@ def test_a_session_is_extended_and_a_new_password_ends_the_others(url):
         extend_session(store, b"closed", "2025-02-01T00:00:00+00:00")
         assert store.session(b"one", LATER) is not None
         assert store.session(b"closed", NOW) is None
-        end_other_sessions(store, "anna", b"one", "new")
+        assert end_other_sessions(store, "anna", b"one", "old", "new")
+        assert not end_other_sessions(store, "anna", b"two", "stale", "newer")
         assert store.session(b"one", NOW) is not None
         assert store.session(b"two", NOW) is None
         assert store.operator_password("anna") == "new"

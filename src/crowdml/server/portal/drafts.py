@@ -88,7 +88,7 @@ async def _find(visit: Visit) -> Draft:
 @visited
 async def by_form(visit: Visit) -> Response:
     """GET, POST /operator/tasks/new: a task by a form that explains each choice."""
-    if visit.request.method == "GET":
+    if visit.request.method != "POST":
         return _form_page(visit, await _beginning(visit), {})
     values = {key: visit.form.get(key, "") for key in task_form.FIELDS}
     text, flaws = task_form.task_text(values)
@@ -127,7 +127,7 @@ async def _beginning(visit: Visit) -> dict[str, str]:
 @visited
 async def by_file(visit: Visit) -> Response:
     """GET, POST /operator/tasks/file: a task by its file, chosen or pasted."""
-    if visit.request.method == "GET":
+    if visit.request.method != "POST":
         text, name = "", visit.request.query_params.get("from", "")
         for draft in await visit.read(all_drafts, visit.store):
             text = draft.text if draft.id == name else text

@@ -8,6 +8,7 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
+from crowdml.server.limits import source
 from crowdml.server.operators import FORM_FIELD, BadOperator, LoginNeeded, operators_of
 from crowdml.server.portal import pages
 from crowdml.server.portal.forms import read_form
@@ -23,7 +24,7 @@ async def log_in(request: Request) -> Response:
     """GET, POST /operator/login."""
     operators, to = operators_of(request), request.query_params.get("next", "/operator")
     to = to if _HERE.fullmatch(to) else "/operator"
-    if request.method == "GET":
+    if request.method != "POST":
         try:
             await operators.require(request)
             return pages.redirect(to)
@@ -50,7 +51,7 @@ async def log_in(request: Request) -> Response:
 async def set_up(request: Request) -> Response:
     """GET, POST /operator/setup: the first account, for whoever has the token that `crowdml serve` printed."""
     operators = operators_of(request)
-    if request.method == "GET":
+    if request.method != "POST":
         token = request.query_params.get("token", "")
         if await asyncio.to_thread(operators.hub.store.operators):
             return pages.redirect("/operator/login")
@@ -107,4 +108,4 @@ async def _close_old(request: Request) -> None:
 
 
 def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
+    return source(request.client.host) if request.client else ""

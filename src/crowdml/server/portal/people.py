@@ -70,7 +70,7 @@ async def invitations(visit: Visit) -> Response:
 async def invite(visit: Visit) -> Response:
     """GET, POST /operator/invitations/new: codes, which this one answer shows and nobody keeps."""
     wanted = visit.request.query_params.get("task", "")
-    if visit.request.method == "GET":
+    if visit.request.method != "POST":
         form = {"number": "20", "uses": "1", "ends": "30d", "rate": "", "label": "", "task": wanted}
         return await _invite_page(visit, form, {})
     form = dict(visit.form)
@@ -191,7 +191,7 @@ async def revoke(visit: Visit) -> Response:
 @visited
 async def settings(visit: Visit) -> Response:
     """GET, POST /operator/settings: who runs this server, and where people reach it."""
-    if visit.request.method == "GET":
+    if visit.request.method != "POST":
         return await _settings_page(visit, {}, {})
     name, lines = visit.form.get("institution", "").strip(), visit.form.get("contact", "").strip()
     address, flaws = visit.form.get("address", "").strip(), {}

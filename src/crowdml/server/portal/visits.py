@@ -37,6 +37,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LARGEST_FORM = 512 * 1024
+READS = ("GET", "HEAD")
+"""Methods that change nothing: whatever else comes is a form, and has its token."""
 
 NOTICES = {
     "started": "The task runs. Devices with an invitation may join now.",
@@ -150,18 +152,18 @@ class Visit:
 
 
 def visited(handler: Callable[[Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """The handler for those who are logged in; with POST, for forms of their own session."""
+    """The handler for those who are logged in; whatever may change something has a token of their session."""
 
     async def handle(request: Request) -> Response:
         operators = operators_of(request)
         try:
             session = await operators.require(request)
         except LoginNeeded as needed:
-            if request.method != "GET":
+            if request.method not in READS:
                 raise Problem("login", str(needed)) from needed
             return pages.redirect(f"/operator/login?next={quote(request.url.path)}")
         visit = Visit(request, session)
-        if request.method == "POST":
+        if request.method not in READS:
             visit.form = await read_any_form(request)
             operators.check_form(request, visit.form.get(FORM_FIELD, ""), session)
         return await handler(visit)

@@ -76,12 +76,18 @@ def extend_session(store: Store, token_hash: bytes, ends_at: str) -> None:
         connection.execute(session.update().where(here).values(ends_at=utc(ends_at)))
 
 
-def end_other_sessions(store: Store, name: str, keep: bytes, password: str) -> None:
-    """A new password (its argon2 hash): every other session of this operator ends, in the same transaction."""
+def end_other_sessions(store: Store, name: str, keep: bytes, known: str, password: str) -> bool:
+    """A new password (its argon2 hash) instead of `known`: every other session of this operator ends with it.
+
+    In one transaction; False, and nothing is changed, where another password holds by now.
+    """
     with store.writing() as connection:
+        here = (operator.c.name == name) & (operator.c.password == known)
+        if not connection.execute(operator.update().where(here).values(password=password)).rowcount:
+            return False
         others = (session.c.operator == name) & (session.c.token_hash != keep)
         connection.execute(session.delete().where(others))
-        connection.execute(operator.update().where(operator.c.name == name).values(password=password))
+        return True
 
 
 # Settings by their beginning: drafts of tasks

@@ -601,9 +601,17 @@ class Store(Journal):
         with self.reading() as connection:
             return list(connection.execute(sa.select(operator.c.name).order_by(operator.c.name)).scalars())
 
-    def open_session(self, opened: Session, at: str) -> None:
-        """Keep a session; those that ended are cleared away."""
+    def open_session(self, opened: Session, at: str, known: str | None = None, renewed: str | None = None) -> bool:
+        """Keep a session; those that ended are cleared away.
+
+        `known`: the password (its argon2 hash) that was given. Where another holds by now nothing is kept: False.
+        `renewed`: the same password hashed anew, which takes the place of `known`.
+        """
         with self.writing() as connection:
+            if known is not None:
+                here = (operator.c.name == opened.operator) & (operator.c.password == known)
+                if not connection.execute(operator.update().where(here).values(password=renewed or known)).rowcount:
+                    return False
             connection.execute(session.delete().where(session.c.ends_at <= utc(at)))
             connection.execute(
                 session.insert().values(
@@ -613,6 +621,7 @@ class Store(Journal):
                     ends_at=utc(opened.ends_at),
                 )
             )
+        return True
 
     def session(self, token_hash: bytes, at: str) -> Session | None:
         """The session of this token, unless it has ended."""
