@@ -21,13 +21,14 @@ __all__ = ["Shape", "log_to_stderr", "logged", "refused", "shown_path"]
 Shape = Literal["plain", "json"]
 
 log = logging.getLogger("crowdml.server")
-_SECRET = re.compile(r"^(/join/|/operator/setup/)[^/]+")
+_SECRET = re.compile(r"((?:^|/)join/+|(?:^|/)operator/+setup/+)[^/]+|[0-9a-z]{4,}(?:-[0-9a-z]{4,}){3,}", re.IGNORECASE)
+"""What follows /join/ or /operator/setup/, however it is written; and what looks like a code, wherever it is."""
 _FIELDS = ("request", "method", "path", "status", "problem", "milliseconds")
 
 
 def shown_path(path: str) -> str:
     """A path as a log may show it: on one line, without an invitation's code."""
-    masked = _SECRET.sub(r"\1***", path)
+    masked = _SECRET.sub(lambda found: f"{found[1] or ''}***", path)
     return masked[:120].encode("unicode_escape").decode("ascii")
 
 
