@@ -303,7 +303,19 @@ def test_assets_may_be_kept_for_ever_under_the_address_that_pages_use(busy: Crow
     assert "plotly.min.js" in text
 
 
-@pytest.mark.parametrize("name", ["nothing.css", "..%2Fpages.py", "%2e%2e", "portal.css.gz", ".hidden.css"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing.css",
+        "..%2Fpages.py",
+        "%2e%2e",
+        "portal.css.gz",
+        ".hidden.css",
+        "x" * 5000 + ".css",
+        "%00.css",
+        "%F0%9F%98%80.css",
+    ],
+)
 def test_only_assets_are_served(busy: Crowd, name: str):
     assert busy.running.line().ask("GET", f"/static/{name}").status == 404
 
@@ -324,3 +336,11 @@ def test_a_join_command_names_the_public_address_and_what_the_device_must_trust(
     seen = words_of(crowd.browser().get(path).text)
     assert f"crowdml join https://study.example {crowd.running.started.code}" in seen
     assert "--ca" not in seen
+
+
+def test_a_join_command_never_follows_what_a_request_says_of_its_host(crowd: Crowd):
+    for path in (crowd.path, f"/join/{crowd.running.started.code}"):
+        answer = crowd.running.line().ask("GET", path, headers={"Host": "evil.example", "Accept": "text/html"})
+        assert answer.status == 200
+        assert b"evil.example" not in answer.body
+        assert f"crowdml join {crowd.base} " in words_of(answer.body.decode())

@@ -23,6 +23,7 @@ __all__ = ["PLOTLY", "address", "guards", "read", "serve"]
 
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
 PLOTLY = "plotly.min.js"
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 GUARD = re.compile(r'document\.getElementById\("([0-9a-f]{64})"\)')
 IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -40,7 +41,7 @@ class Asset:
 def read(name: str) -> Asset | None:
     """The asset of this name; None where there is none. A name is one file, never a path."""
     kind = TYPES.get(name.rpartition(".")[2])
-    if kind is None or "/" in name or "\\" in name or name.startswith("."):
+    if kind is None or not NAME.fullmatch(name):
         return None
     home = files("plotly.package_data") if name == PLOTLY else files(__package__ or "") / "static"
     found = home / name

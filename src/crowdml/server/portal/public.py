@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from crowdml.server.hub import Hub, code_hash, utc_now
-from crowdml.server.invitations import PUBLIC_ADDRESS, trust_words
+from crowdml.server.invitations import public_address, trust_words
 from crowdml.server.portal import assets
 from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
@@ -150,13 +150,12 @@ class Place:
 
 
 async def place(request: Request) -> Place:
-    """What the operator said; else how this page was reached."""
+    """What the operator said, else where the server said that it listens: never what the request says of itself."""
     hub: Hub = request.app.state.hub
 
     def read() -> Place:
-        said = hub.store.setting(PUBLIC_ADDRESS)
         reached = f"{request.url.scheme}://{request.url.netloc}"
-        return Place(said.decode() if said else reached, trust_words(hub.store))
+        return Place(public_address(hub.store) or reached, trust_words(hub.store))
 
     return await asyncio.to_thread(read)
 
