@@ -1,6 +1,7 @@
 """Conversations with `sgd`: a device and a server, events by hand."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +19,7 @@ from crowdml.privacy.sensitivity import L2
 from crowdml.protocol import Context, Sensed, Woken, advance, quote
 from crowdml.protocols import find, sgd
 from crowdml.protocols.sgd import Gradient, Params, plan, progress
+from crowdml.server.runner import pack_state, unpack_state
 from crowdml.task import parse
 
 TASK = parse(task_text())
@@ -249,6 +251,24 @@ def test_a_task_stops_after_its_number_of_check_ins():
     bench = server(sgd.protocol, task(stop="[stop]\nsteps = 3"))
     said = [bench.hears(gradient(scaled(0.1), [9], [0, 0, 0])).stopped for _ in range(3)]
     assert said == [[], [], ["3 check-ins have arrived"]]
+
+
+def test_counts_beyond_32_bits_add_up_and_do_not_wrap():
+    bench = server(sgd.protocol, TASK)
+    bench.hears(gradient(scaled(0.0), [1], [1, 2, 3]))
+    most = np.iinfo(np.int32).max
+    for _ in range(3):
+        bench.hears(gradient(scaled(0.0), [most], [most, 0, -most]))
+    assert int(bench.state.errors) == 1 + 3 * most
+    assert bench.state.labels.tolist() == [1 + 3 * most, 2, 3 - 3 * most]
+
+
+def test_a_snapshot_whose_counts_have_32_bits_is_read_as_the_same_counts():
+    state = server(sgd.protocol, TASK).state
+    before = replace(state, errors=np.int32(-7), labels=np.array([1, -2, 3], np.int32))
+    after = unpack_state(state, pack_state(before))
+    assert (int(after.errors), after.labels.tolist()) == (-7, [1, -2, 3])
+    assert after.errors.dtype == after.labels.dtype == np.int64
 
 
 def test_a_task_stops_when_its_noisy_error_is_low_enough():

@@ -315,7 +315,10 @@ def contribute(task: Task, waiting: Private[Samples] | None, params: Params, ctx
 
 @struct
 class Learning:
-    """The server's state. Everything in it is post-processing of releases."""
+    """The server's state. Everything in it is post-processing of releases.
+
+    Counts add up in int64, so that no crowd and no liar wraps them; JAX, without 64 bits, adds them in int32.
+    """
 
     weights: Array
     memory: Array  # of the update rule: squares (adagrad, rmsprop), or the average of the weights
@@ -328,7 +331,7 @@ def publish_initial(task: Task, ctx: Context) -> Step[Learning]:
     model = plan(task).model
     zeros = np.zeros(model.shape, np.float32)
     none = np.int32(0)
-    state = Learning(zeros, zeros, none, none, np.zeros(model.cells, np.int32))
+    state = Learning(zeros, zeros, none, np.int64(0), np.zeros(model.cells, np.int64))  # 2^31 counts below 2^31 fit
     return Step(state, (Publish(Params(zeros, none)),))
 
 
