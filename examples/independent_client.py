@@ -56,6 +56,8 @@ def open_receipt(data, server_key):
     receipt = msgpack.unpackb(data)
     signature, path = receipt.pop("signature"), receipt.pop("path")
     root = sha256(b"\0" + pack(receipt)).digest()
+    if len(path) % 33 or any(side > 1 for side in path[::33]):
+        raise ValueError("the path of a receipt is steps of 33 bytes, and each begins with 0 or 1")
     for at in range(0, len(path), 33):  # 0 or 1: where the other hash stands; and that hash
         root = sha256(b"\1" + (root + path[at + 1 : at + 33] if path[at] else path[at + 1 : at + 33] + root)).digest()
     Ed25519PublicKey.from_public_bytes(server_key).verify(signature, b"crowdml/receipts/1" + root)

@@ -10,11 +10,14 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from crowdml.wire.problems import Problem
 
@@ -152,3 +155,19 @@ def post(url: str, body: bytes) -> Problem:
         urllib.request.urlopen(request)
     assert caught.value.headers["Content-Type"] == "application/problem+json"
     return Problem.decode(caught.value.code, caught.value.read())
+
+
+@pytest.mark.parametrize("path", [b"\2" + 32 * b"h", b"\1" + 31 * b"h", b"\1" + 32 * b"h" + b"\0"])
+def test_the_independent_device_refuses_a_path_that_is_not_made_of_whole_steps_to_one_side_or_the_other(path: bytes):
+    """Even one that leads to what the server signed."""
+    names: dict[str, Any] = {}
+    exec(CLIENT.read_text().partition("if sys.argv[1:2]")[0], names)
+    key, pack = Ed25519PrivateKey.generate(), names["pack"]
+    receipt = {"device": 32 * "a", "seq": 1}
+    root = sha256(b"\0" + pack(receipt)).digest()
+    for at in range(0, len(path), 33):
+        other = path[at + 1 : at + 33]
+        root = sha256(b"\1" + (root + other if path[at] else other + root)).digest()
+    data = pack({**receipt, "path": path, "signature": key.sign(b"crowdml/receipts/1" + root)})
+    with pytest.raises(ValueError, match="33 bytes"):
+        names["open_receipt"](data, key.public_key().public_bytes_raw())
