@@ -279,10 +279,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "laplace noise added before clipping",
         MECHANISMS,
         "return total + noise.discrete_laplace(self.scale, like=total)"
-        "\n\n\n@dataclass(frozen=True)\nclass GridGaussian",
+        "\n\n\n@record\nclass GridGaussian",
         "noisy = total + noise.discrete_laplace(self.scale, like=total)\n"
         '        return self.grid.sum(self.grid.decode(noisy)[None], norm="l1", clip=self.clip)'
-        "\n\n\n@dataclass(frozen=True)\nclass GridGaussian",
+        "\n\n\n@record\nclass GridGaussian",
         f"{KILLERS}test_noise_is_added_after_clipping[GridLaplace]",
     ),
     Mutant(
