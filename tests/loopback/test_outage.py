@@ -24,9 +24,10 @@ def come_back(folder: Path, devices: int, sockets: int) -> float:
     server.start("--task", str(server.write_task()))
     server.stop()
     keys = register_beside(server, devices)
-    server.start()
+    wide = ("--address-connections", "4096")  # all come from one address here
+    server.start(*wide)
     server.kill()
-    server.start()
+    server.start(*wide)
     found = asyncio.run(drain(server.port, TASK, [signed(TASK, key) for key in keys], sockets, limit=600))
     line = server.line()
     answer = line.ask("GET", f"/v1/tasks/{TASK.hash.hex()}/publication")
@@ -57,9 +58,9 @@ def register_beside(server: Server, devices: int):
 
 
 def test_a_crowd_that_returns_at_once_is_taken_whole(tmp_path: Path) -> None:
-    come_back(tmp_path, devices=1500, sockets=800)
+    come_back(tmp_path, devices=1500, sockets=400)
 
 
 @pytest.mark.slow
 def test_fifty_thousand_devices_return_at_once_and_are_drained(tmp_path: Path) -> None:
-    assert come_back(tmp_path, devices=50_000, sockets=1000) < 0.5
+    assert come_back(tmp_path, devices=50_000, sockets=400) < 0.5

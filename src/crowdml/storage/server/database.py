@@ -376,7 +376,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, record: object) -> None:
         "synchronous = full",
         "foreign_keys = on",
         "trusted_schema = off",
-        "cache_size = -32768",  # 32 MiB
+        "cache_size = -16384",  # 16 MiB
         "wal_autocheckpoint = 2000",  # 16 MiB of log
         "journal_size_limit = 67108864",
     ):
