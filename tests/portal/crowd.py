@@ -106,6 +106,7 @@ class Crowd:
     running: Running
     task: Task
     devices: list[Device] = field(default_factory=list)
+    links: set[int] = field(default_factory=set)
 
     @property
     def base(self) -> str:
@@ -160,7 +161,11 @@ class Crowd:
         self.point()
 
     def owner_address(self, device: Device, *, at: int | None = None, lasts: int = 900) -> str:
+        """A link of this device; each another one, for a link is opened once."""
         when = int(time.time()) if at is None else at
+        while at is None and when in self.links:
+            when -= 1
+        self.links.add(when)
         return f"/device/{device.key.id}?{owner_link(device.key, when, lasts)}"
 
 

@@ -81,7 +81,9 @@ def test_every_key_of_the_form_is_a_key_of_a_task_file_and_its_text_is_a_task():
         ({"privacy.epsilon.gradient": "1e-9"}, "privacy.epsilon.gradient"),
         ({"stop.error": "0.1"}, "stop.error"),
         ({"protocol.step.c": "1e999999"}, "protocol.step.c"),
-        ({"title": 'a "quoted" \\ title\x00'}, ""),
+        ({"title": 'a "quoted" \\ title'}, ""),
+        ({"title": "a title\x00"}, "title"),
+        ({"purpose": "to\x1b[8m hide"}, "purpose"),
     ],
 )
 def test_what_is_wrong_stands_next_to_its_field(change: dict[str, str], about: str):

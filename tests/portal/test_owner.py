@@ -183,3 +183,15 @@ def test_a_form_is_bounded_and_of_one_kind(crowd: Crowd, mine: Device):
     assert (
         line.ask("POST", "/device/withdraw", b"{}", {**kind, "Content-Type": "application/json"}).slug == "media-type"
     )
+
+
+def test_a_link_opens_one_session_and_only_the_browser_that_has_it_may_follow_it_again(crowd: Crowd, mine: Device):
+    link, owner, thief = crowd.owner_address(mine), crowd.browser(), crowd.browser()
+    assert crowd.running.line().ask("HEAD", link).headers.get("set-cookie") is None, "a look ahead opens nothing"
+    assert owner.get(link).status == 200
+    page = thief.get(link)
+    assert (page.status, len(thief.jar)) == (401, 0)
+    assert "crowdml ledger --web" in page.text
+    assert thief.get(link.replace("for=900", "for=0900")).status == 401
+    assert owner.get(link).status == 200
+    assert thief.get(crowd.owner_address(mine)).status == 200, "another link opens another session"

@@ -16,6 +16,7 @@ from crowdml.server.points import read_moments
 from crowdml.server.portal.figures import Figures, draw, work_out
 from crowdml.server.portal.words import Words
 from crowdml.task import Task
+from crowdml.wire.problems import Problem
 
 __all__ = ["Kept", "kept"]
 
@@ -24,6 +25,8 @@ FRESH = 1.0
 DRAWN = 10.0
 """Seconds for which a picture is not drawn again, however often it is asked for."""
 MOST_PICTURES = 256
+MOST_LINKS = 10_000
+"""Of owners, opened in a quarter of an hour."""
 
 
 @dataclass
@@ -40,6 +43,8 @@ class Kept:
     _closed: tuple[float, frozenset[bytes]] = (float("-inf"), frozenset())
     secret: bytes | None = None
     """Of the owners' sessions; see `owner`."""
+    _opened: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    """Links of owners that were opened, and when they end by themselves."""
 
     async def figures(self, task: Task) -> Figures:
         """The figures of a task, at most a second old."""
@@ -81,6 +86,21 @@ class Kept:
                     if len(self._pictures) > MOST_PICTURES:
                         self._pictures.popitem(last=False)
         return found
+
+    def open_once(self, device: str, at: int, lasts: int, now: float) -> bool:
+        """Whether this owner's link is opened for the first time since the server started; from now on it is not.
+
+        A link is forgotten when it no longer holds. Only devices make links that get here, so they are few.
+        """
+        link = device, at, lasts
+        if self._opened.get(link, 0.0) > now:
+            return False
+        if len(self._opened) >= MOST_LINKS:
+            self._opened = {each: ends for each, ends in self._opened.items() if ends > now}
+        if len(self._opened) >= MOST_LINKS:
+            raise Problem("busy", "Many owners look at their devices at once.", retry_after=60)
+        self._opened[link] = at + lasts
+        return True
 
     async def owner_secret(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """The secret behind owners' sessions, read or made once."""

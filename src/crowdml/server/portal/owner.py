@@ -7,6 +7,7 @@ the server can check and nobody else can make. There is no account and no table 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -108,12 +109,20 @@ def _mark(secret: bytes, prefix: bytes, text: str) -> str:
 
 
 async def enter(request: Request) -> Response:
-    """GET /device/{device}?at=&for=&signature=: a link that the device signed; it opens a session and is gone."""
+    """GET /device/{device}?at=&for=&signature=: a link that the device signed; it opens one session and is gone."""
     hub: Hub = request.app.state.hub
     name, query = request.path_params["device"], request.query_params
     known = await asyncio.to_thread(hub.store.device, name) if ID.fullmatch(name) else None
     public = b"" if known is None or known.public_key is None else known.public_key
-    open_owner_link(public, name, query.get("at"), query.get("for"), query.get("signature"), now=time.time())  # 401
+    at, lasts, now = query.get("at", ""), query.get("for", ""), time.time()
+    open_owner_link(public, name, at, lasts, query.get("signature"), now=now)  # 401
+    if request.method == "HEAD":
+        return redirect("/device")
+    if not kept(request).open_once(name, int(at), int(lasts), now):
+        with contextlib.suppress(Problem):
+            if (await _owner(request)).device.id == name:  # the same browser once more
+                return redirect("/device")
+        raise Problem("authorization", "This link was opened already. Make another: `crowdml ledger --web`.")
     text = f"{name}.{int(time.time()) + LASTS}"
     token = f"{text}.{_mark(await _secret(request), SESSION_PREFIX, text)}"
     response = redirect("/device")
