@@ -154,7 +154,7 @@ class Running:
         return self.started.hub
 
     def line(self) -> Line:
-        host, _, port = self.started.address.removeprefix("http://").partition(":")
+        host, _, port = self.started.address.partition("://")[2].partition(":")
         self.lines.append(Line(host, int(port)))
         return self.lines[-1]
 
@@ -178,7 +178,12 @@ class Running:
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, *tasks: Task, limits: Limits | None = None, invite: int = 1000, database: str | None = None
+    folder: Path,
+    *tasks: Task,
+    limits: Limits | None = None,
+    invite: int = 1000,
+    database: str | None = None,
+    tls_local: bool = False,
 ) -> Iterator[Running]:
     """Serve until the end of the block; the server drains, and a failure of it fails the test."""
     ready: list[Started] = []
@@ -191,7 +196,10 @@ def serving(
 
     def run() -> None:
         try:
-            work = serve(folder, database=database, port=0, tasks=tasks, invite=invite, limits=limits, started=tell)
+            work = serve(
+                folder, database=database, port=0, tasks=tasks, invite=invite, limits=limits, started=tell,
+                tls_local=tls_local,
+            )  # fmt: skip
             run_server(work)
         except BaseException as error:
             failed.append(error)

@@ -36,6 +36,15 @@ if TYPE_CHECKING:
     default=None,
     help="Requests a second from one address that nobody signed; its burst is five times as many.",
 )
+@click.option("--connections", type=click.IntRange(min=1), default=None,
+              help="Connections at once.")  # fmt: skip
+@click.option("--address-connections", type=click.IntRange(min=1), default=None,
+              help="Connections of one address at once; of IPv6, of one /64.")  # fmt: skip
+@click.option(
+    "--behind-proxy",
+    is_flag=True,
+    help="A proxy on this machine says who asks: believe its X-Forwarded-For and X-Forwarded-Proto.",
+)
 @click.option(
     "--device-rate",
     type=click.FloatRange(min=0.001),
@@ -64,6 +73,9 @@ def serve(
     tls_local: bool,
     shape: Shape,
     address_rate: float | None,
+    connections: int | None,
+    address_connections: int | None,
+    behind_proxy: bool,
     device_rate: float | None,
     pace: float | None,
     snapshot_every: int | None,
@@ -84,6 +96,9 @@ def serve(
     given: dict[str, Any] = {
         "address_rate": address_rate,
         "address_burst": address_rate and max(1, 5 * address_rate),
+        "connections": connections,
+        "address_connections": address_connections,
+        "behind_proxy": behind_proxy,
         "device_rate": device_rate,
         "device_burst": device_rate and max(1, 10 * device_rate),
         "pace": pace,

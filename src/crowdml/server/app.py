@@ -28,15 +28,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from crowdml.server import logs, portal
 from crowdml.server.connection import Answered, Header
 from crowdml.server.hub import Hub, price_of
-from crowdml.server.limits import Rates
+from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import StoreError
-from crowdml.wire.envelopes import open_signed
+from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_start
 from crowdml.wire.requests import LARGEST_ENROLMENT, open_enrolment, parse_authorization
+from crowdml.wire.validate import largest_body
 
 log = logging.getLogger("crowdml.server")
 
@@ -88,7 +89,7 @@ class Front:
         self.app, self.hub = app, hub
         self.addresses = Rates(hub.limits.address_rate, hub.limits.address_burst)
         self._heads: dict[bytes, tuple[Any, list[Header], list[Header]]] = {}
-        self._urls: dict[bytes, tuple[bytes, bytes]] = {}
+        self._urls: dict[bytes, tuple[bytes, bytes, int]] = {}
         self._answers: dict[bytes, tuple[Any, bytes, bytes, bytes]] = {}
         self._receipt_heads: dict[tuple[int, int], bytes] = {}
         self._receipts_for: tuple[Any, int] = (None, 0)
@@ -100,7 +101,7 @@ class Front:
             return
         try:
             path: str = scope["path"]
-            address = (scope.get("client") or ("",))[0]
+            address = source((scope.get("client") or ("",))[0])
             self.addresses.take(address, time.monotonic())
             if path.startswith(TASKS):
                 if path.endswith(PUBLICATION) and scope["method"] in ("GET", "HEAD"):
@@ -126,7 +127,7 @@ class Front:
             found = self._known_url(url)
             if found is None:
                 return None
-        wanted, hash_ = found
+        wanted, hash_, largest = found
         if method != wanted:
             return None
         if method == b"GET":
@@ -142,17 +143,21 @@ class Front:
                 size = value
             elif name in UNUSUAL:
                 return None
-        return hash_ if size.isdigit() and len(size) < 12 and int(size) <= self.hub.limits.body else None
+        return hash_ if size.isdigit() and len(size) < 12 and int(size) <= largest else None
 
-    def _known_url(self, url: bytes) -> tuple[bytes, bytes] | None:
-        """The method and the task of a hot path, for tasks that are here: so no more are kept than there are tasks."""
+    def _known_url(self, url: bytes) -> tuple[bytes, bytes, int] | None:
+        """The method, the task and the largest body of a hot path, for tasks that are here.
+
+        So no more are kept than there are tasks.
+        """
         text = url.decode("latin-1")
         for method, ending in ((b"GET", PUBLICATION), (b"POST", CHECK_IN)):
             if text.startswith(TASKS) and text.endswith(ending):
                 with contextlib.suppress(Problem):
                     hash_ = _hash(text[len(TASKS) : -len(ending)])
-                    if hash_ in self.hub.runners:
-                        self._urls[url] = method, hash_
+                    runner = self.hub.runners.get(hash_)
+                    if runner is not None:
+                        self._urls[url] = method, hash_, largest_check_in(runner, self.hub)
                         return self._urls[url]
         return None
 
@@ -276,7 +281,7 @@ class Front:
         hub = self.hub
         runner = hub.find(_hash(path[len(TASKS) : -len(CHECK_IN)]))  # 404
         hub.admit()  # 503, before the body is read
-        data = await read_body(scope, receive, hub.limits.body)  # 413
+        data = await read_body(scope, receive, largest_check_in(runner, hub))  # 413
         signed = open_signed(data)  # 400
         if signed.envelope.task != runner.task.hash:
             raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
@@ -284,6 +289,11 @@ class Front:
         headers = receipt_headers(len(receipt), hub.window())
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": receipt})
+
+
+def largest_check_in(runner: TaskRunner, hub: Hub) -> int:
+    """Bytes of the largest check-in that the task could take, or that the operator allows."""
+    return min(hub.limits.body, LARGEST_AROUND + largest_body(runner.fold.expected))
 
 
 def receipt_headers(size: int, window: int) -> list[Header]:

@@ -1,6 +1,7 @@
 """One HTTP connection: bounded before the first handler runs, and refused in the one shape of all errors.
 
-uvicorn parses; what it leaves open is closed here: a head that never ends, in size or in time, and too many at once.
+uvicorn parses; what it leaves open is closed here: a head that never ends, in size or in time, a peer that takes no
+answers or holds many bodies half sent, and too many connections, in all and of one address.
 Check-outs and check-ins, the hot paths of a large crowd, are answered from here without ASGI where nothing about the
 request is unusual. Whatever is (a chunked body, a pipeline, a proxy's headers, a closed task) goes the common way.
 """
@@ -9,19 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from crowdml.server.limits import Limits
+from crowdml.server.limits import Limits, source
 from crowdml.wire.problems import CONTENT_TYPE, Problem
 
 log = logging.getLogger("crowdml.server")
 
 LARGEST_HEAD = 16_384
-"""Bytes of a request line and its headers that may come before they are complete."""
+"""Bytes of a request line and its headers, and of what stands between and after the chunks of a body."""
+MOST_AHEAD = 64
+"""Requests that may wait on a connection for the answer to one before them."""
+LEAST_TAKEN = 512
+"""Bytes a second that a peer takes at least while answers wait for it."""
 HOT = b"/v1/tasks/"
 Header = tuple[bytes, bytes]
 Answered = Callable[[tuple[int, bytes] | Problem], None]
@@ -55,6 +63,19 @@ class Front(Protocol):
         ...
 
 
+class _Refused(Exception):  # noqa: N818  no error: the parser stops here
+    """The connection is refused already: nothing more of it is parsed."""
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """What one address has open here."""
+
+    connections: int = 0
+    held: int = 0
+    """Bytes of requests that are not complete."""
+
+
 class _Nothing:
     """Where uvicorn would wake its handler: there is none."""
 
@@ -72,38 +93,96 @@ class Exchange:
 
 
 _NOTHING = _Nothing()
+TOO_LARGE = Problem("headers-too-large", f"At most {LARGEST_HEAD:,} bytes of headers are read here.")
+
+
+def _in_kernel(transport: Any) -> int:
+    """Bytes that were handed to the system and that the peer has not acknowledged; 0 where no system says."""
+    try:
+        from fcntl import ioctl
+        from termios import TIOCOUTQ
+
+        found = ioctl(transport.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
+    except (ImportError, OSError, AttributeError, ValueError):
+        return 0
+    return struct.unpack("i", found)[0]
+
+
+def _reset(transport: Any) -> None:
+    """End a connection now, and have the system forget what it still had to send."""
+    try:
+        where = transport.get_extra_info("socket")
+        where.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except (OSError, AttributeError, ValueError):
+        pass  # then the system ends it in its own time
+    transport.abort()
 
 
 def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToolsProtocol]:
     """The class that uvicorn makes of each connection, within these limits."""
 
+    peers: dict[str, Peer] = {}
+    everybody = Peer()
+    proxies = frozenset(limits.proxies)
+
     class Connection(HttpToolsProtocol):
         _head = 0
+        """Bytes of the head so far, while it comes; then 0."""
+        _fields = 0
+        """Bytes of header fields and trailer fields."""
+        _hosts = 0
+        _between = 0
+        """Bytes of a chunked body that are none of its content, since the last that was; 0 of any other body."""
+        _has_come = False
         _open = False
+        _held = 0
         _late: asyncio.TimerHandle | None = None
         _idle: asyncio.TimerHandle | None = None
+        _watch: asyncio.TimerHandle | None = None
+        _unsent = -1
         _answered = 0.0
+        _running: Any = None
+        _source = ""
+        _peer = everybody
 
         def connection_made(self, transport: Any) -> None:
             self.access_log = False  # uvicorn's lines have the query: `logs` writes ours, without
+            self.timeout_keep_alive: Any = limits.idle
             super().connection_made(transport)
+            self._source = source(self.client[0]) if self.client else ""
+            self._peer = peers.setdefault(self._source, Peer())
+            self._peer.connections += 1
+            self._watch = self.loop.call_later(limits.slow, self._look_whether_taken)
             if len(self.connections) > limits.connections:
                 self._refuse(Problem("busy", f"{limits.connections} connections are open already.", retry_after=5))
+                return
+            if self._peer.connections > limits.address_connections and self._source not in proxies:
+                most = limits.address_connections
+                self._refuse(Problem("busy", f"{most} connections of your address are open already.", retry_after=5))
                 return
             self._late = self.loop.call_later(limits.slow, self._too_slow)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._in_time()
-            if self._idle is not None:
-                self._idle.cancel()
-                self._idle = None
+            for timer in (self._idle, self._watch):
+                if timer is not None:
+                    timer.cancel()
+            self._idle = self._watch = None
+            self._let_go()
+            self._peer.connections -= 1
+            if not self._peer.connections:
+                peers.pop(self._source, None)
+            running, self._running = self._running, None
+            if running is not None and not running.response_complete:  # uvicorn tells the last of a pipeline alone
+                running.disconnected = True
+                running.message_event.set()
+            self.pipeline.clear()
             super().connection_lost(exc)
+            self._unset_keepalive_if_required()
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
-            if self.timeout_keep_alive_task is not None:
-                self._unset_keepalive_if_required()
             parser: Any = self.parser
             try:
                 parser.feed_data(data)
@@ -112,42 +191,86 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
             except httptools.HttpParserError:
                 self.send_400_response("")
                 return
-            if not self._open:
+            if not self._open or self.transport.is_closing():
                 return
             if self._late is None:  # a request has begun and is not complete
                 self._late = self.loop.call_later(limits.slow, self._too_slow)
             if self._head:
                 self._head += len(data)
-                if self._head > LARGEST_HEAD:
-                    self._refuse(
-                        Problem("headers-too-large", f"At most {LARGEST_HEAD:,} bytes of headers are read here.")
-                    )
+            elif self._between:
+                self._between = 1 if self._has_come else self._between + len(data)
+                self._has_come = False
+            if self._head > LARGEST_HEAD or self._between > LARGEST_HEAD:
+                self._refuse(TOO_LARGE)
+                return
+            self._hold(len(data))
 
         def on_message_begin(self) -> None:
-            self._head, self._open = 1, True
+            if self.timeout_keep_alive_task is not None:  # what is no request keeps no connection
+                self._unset_keepalive_if_required()
+            self._head, self._fields, self._hosts, self._between, self._open = 1, 0, 0, 0, True
             self.url, self.headers, self.expect_100_continue = b"", [], False
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._fields += len(name) + len(value) + 4
+            if self._fields > LARGEST_HEAD:
+                self._stop(TOO_LARGE)
+            if not self._head:
+                return  # a trailer: nobody asks for one
+            name = name.lower()
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
         def on_headers_complete(self) -> None:
             self._head = 0
             if self._late is not None:
                 self._in_time()  # the body has its own time
+            if self._fields + len(self.url) > LARGEST_HEAD:
+                self._stop(TOO_LARGE)
+            if self._hosts != 1:
+                self._look_at_host()
             if front is not None and self.url.startswith(HOT) and self._goes_quickly(front):
                 return
+            self._go_the_common_way()
+
+        def _look_at_host(self) -> None:
+            """HTTP/1.1 names its host once; what is older may leave it out."""
+            parser: Any = self.parser
+            if self._hosts > 1 or parser.get_http_version() != "1.0":
+                self._stop(Problem("bad-request", "A request names the host that it is for, once."))
+
+        def _go_the_common_way(self) -> None:
+            parser: Any = self.parser
+            if parser.get_http_version() not in ("1.1", "1.0"):
+                self._stop(Problem("bad-request", "HTTP/1.1 is spoken here."))
+            if len(self.pipeline) >= MOST_AHEAD:
+                self._stop(Problem("too-many", f"{MOST_AHEAD} requests of this connection wait.", retry_after=1))
             url, headers, expects = self.url, self.headers, self.expect_100_continue
+            self._between = 1 if any(name == b"transfer-encoding" for name, _ in headers) else 0
             super().on_message_begin()
             self.url, self.expect_100_continue = url, expects
             self.headers += headers
             super().on_headers_complete()
 
+        def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
+
         def on_body(self, body: bytes) -> None:
             cycle: Any = self.cycle
             if type(cycle) is not Exchange:
+                self._has_come = True
                 super().on_body(body)
             elif not cycle.response_complete:
                 cycle.parts.append(body)
 
         def on_message_complete(self) -> None:
             self._open = False
+            if self._held:
+                self._let_go()
             if self._late is not None:
                 self._in_time()
             cycle: Any = self.cycle
@@ -164,6 +287,8 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
             before = self.cycle
             if before is not None and not before.response_complete:  # a pipeline
                 return False
+            if self.flow.write_paused:  # it does not take its answers: ASGI waits until it does
+                return False
             if self.expect_100_continue or parser.should_upgrade() or not parser.should_keep_alive():
                 return False
             method = parser.get_method()
@@ -171,14 +296,13 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
             if task is None or parser.get_http_version() != "1.1":
                 return False
             self.cycle: Any = Exchange(task, method.decode())
-            address = self.client[0] if self.client else ""
             try:
                 if method == b"GET":
-                    said = front.check_out(task, self.headers, address, self.server_state.default_headers)
+                    said = front.check_out(task, self.headers, self._source, self.server_state.default_headers)
                     self.transport.write(said)
                     self._finish(self.cycle)
                 else:
-                    front.begin_check_in(address)
+                    front.begin_check_in(self._source)
             except Exception as error:
                 self._fail(self.cycle, error)
             return True
@@ -188,12 +312,7 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
             exchange.parts.clear()
             assert front is not None
             try:
-                front.check_in(
-                    exchange.task,
-                    data,
-                    self.client[0] if self.client else "",
-                    lambda answer: self._say(exchange, answer),
-                )
+                front.check_in(exchange.task, data, self._source, lambda answer: self._say(exchange, answer))
             except Exception as error:
                 self._fail(exchange, error)
 
@@ -246,6 +365,42 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
             elif self.timeout_keep_alive_task is None:  # else uvicorn watches it already
                 self.timeout_keep_alive_handler()
 
+        # --- peers that take nothing, and those that send halves ---
+
+        def resume_writing(self) -> None:
+            self._unsent = -1
+            super().resume_writing()
+
+        def _look_whether_taken(self) -> None:
+            """Cut a peer off that does not take what waits for it: nothing is written meanwhile, so it should shrink.
+
+            A connection that is being closed ends here too, if the peer does not let it end.
+            """
+            self._watch = self.loop.call_later(limits.slow, self._look_whether_taken)
+            before, self._unsent = self._unsent, -1
+            if self.flow.write_paused or self.transport.is_closing():
+                self._unsent = self.transport.get_write_buffer_size() + _in_kernel(self.transport)
+                if before >= 0 and before - self._unsent < min(LEAST_TAKEN * limits.slow, max(before, 1)):
+                    log.info("connection of %s: it took nothing", self._source or "?")
+                    _reset(self.transport)
+
+        def _hold(self, size: int) -> None:
+            """Count bytes of a request that is not complete; refuse it where there are too many of them."""
+            if self.cycle is not None and self.cycle.response_complete and not self._head:
+                return  # answered already: its body is not kept
+            self._held += size
+            self._peer.held += size
+            everybody.held += size
+            is_much = self._peer.held > limits.bodies // 2 and self._source not in proxies
+            if is_much or everybody.held > limits.bodies:
+                self._let_go()
+                self._refuse(Problem("busy", "Too many requests are half sent already.", retry_after=5))
+
+        def _let_go(self) -> None:
+            self._peer.held -= self._held
+            everybody.held -= self._held
+            self._held = 0
+
         # --- refused before anybody reads it ---
 
         def send_400_response(self, msg: str) -> None:
@@ -258,7 +413,13 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
 
         def _too_slow(self) -> None:
             self._late = None
-            self._refuse(Problem("too-slow", f"The request did not arrive within {limits.slow:g} seconds."))
+            if not self.transport.is_closing():
+                self._refuse(Problem("too-slow", f"The request did not arrive within {limits.slow:g} seconds."))
+
+        def _stop(self, problem: Problem) -> NoReturn:
+            """Refuse from within the parser."""
+            self._refuse(problem)
+            raise _Refused
 
         def _refuse(self, problem: Problem) -> None:
             log.info("connection of %s: %d %s", (self.client or ("?",))[0], problem.status, problem.slug)

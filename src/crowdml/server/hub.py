@@ -96,6 +96,7 @@ class Hub:
         """Set when the server begins to stop: what never ends by itself, such as a live page, ends then."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._waiting: list[tuple[Signed, Callable[[Answer], None]]] = []
+        self._waiting_bytes = 0
         self._in_hand = 0
         self.queue = Queue()
         self.population = Population()
@@ -222,13 +223,19 @@ class Hub:
         if waiting < 32:
             return
         if waiting >= self.limits.waiting or self.queue.wait(waiting) > self.limits.patience:
-            later = self.queue.later(time.monotonic(), crowd=len(self.keys), pace=self.limits.pace)
-            raise Problem("busy", f"{waiting} check-ins wait already.", retry_after=later)
+            raise self._busy(waiting)
+
+    def _busy(self, waiting: int) -> Problem:
+        later = self.queue.later(time.monotonic(), crowd=len(self.keys), pace=self.limits.pace)
+        return Problem("busy", f"{waiting} check-ins wait already.", retry_after=later)
 
     def submit(self, signed: Signed, done: Callable[[Answer], None]) -> None:
         """Have a check-in taken with the next batch; `done` is called on the event loop, once it is durable."""
         if self.closing:
             raise Problem("not-ready", "The server is stopping.", retry_after=5)
+        if len(self._waiting) >= self.limits.waiting or self._waiting_bytes > self.limits.bodies:
+            raise self._busy(len(self._waiting))  # many were admitted, and their bodies came together
+        self._waiting_bytes += len(signed.data)
         self._waiting.append((signed, done))
         self._awake.set()
 
@@ -254,6 +261,7 @@ class Hub:
             while self._waiting:
                 batch = self._waiting[: self.limits.batch]
                 del self._waiting[: self.limits.batch]
+                self._waiting_bytes -= sum(len(signed.data) for signed, _ in batch)
                 self._in_hand = len(batch)
                 began = time.monotonic()
                 answers = await self.write(self._accept, [signed for signed, _ in batch])

@@ -5,8 +5,28 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import IPv6Address
 
 from crowdml.wire.problems import Problem
+
+
+@lru_cache(maxsize=4096)
+def source(address: str) -> str:
+    """The name under which an address is counted: of IPv6 its /64, since whoever has one has all of it."""
+    if ":" not in address:
+        return address
+    try:
+        found = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return f"{IPv6Address(int(found) >> 64 << 64)}/64"
+
+
+PROXIES = ("127.0.0.1", "::1")
+"""Where a proxy on this machine comes from."""
 
 
 @dataclass
@@ -103,10 +123,12 @@ class Limits:
     """What the operator may set; the defaults suit a small machine."""
 
     body: int = 4 * 2**20
-    """Bytes of a check-in."""
+    """Bytes of a check-in at most; of a task that needs less, what it needs."""
+    bodies: int = 64 * 2**20
+    """Bytes of requests that are half sent, and of check-ins that wait: of each so many, and of one address half."""
     waiting: int = 4096
     """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
-    patience: float = 0.2
+    patience: float = 0.12
     """Seconds that a check-in may have to wait for the writer; beyond that: 503 with Retry-After."""
     batch: int = 256
     """Check-ins that are journalled in one transaction."""
@@ -116,12 +138,23 @@ class Limits:
     device_rate: float = 5.0
     device_burst: float = 50.0
     slow: float = 30.0
-    """Seconds in which the head of a request must arrive, and then its body."""
+    """Seconds in which the head of a request must arrive, and then its body; in which a peer must take something."""
+    idle: float = 30.0
+    """Seconds without a request after which a connection is closed."""
     connections: int = 10_000
     """Connections at once; beyond that: 503 with Retry-After."""
+    address_connections: int = 256
+    """Connections of one address at once."""
+    behind_proxy: bool = False
+    """Whether a proxy on this machine says who asks: `X-Forwarded-For` and `X-Forwarded-Proto` are believed of it."""
     free_space: int = 64 * 2**20
     """Bytes on disk below which nothing new is taken: 507, and reading goes on."""
     pace: float = 500.0
     """Check-ins a second that the crowd is asked to keep to."""
     snapshot_every: int = 2_000
     """Check-ins of a task between snapshots: what a restart has to fold again."""
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """Sources that stand for many people: no bound by address holds for their connections."""
+        return tuple(source(each) for each in PROXIES) if self.behind_proxy else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import socket
@@ -21,7 +22,7 @@ from crowdml.server.app import make_app
 from crowdml.server.connection import connection_class
 from crowdml.server.hub import Hub
 from crowdml.server.invitations import ADDRESS, AUTHORITY
-from crowdml.server.limits import Limits
+from crowdml.server.limits import PROXIES, Limits
 from crowdml.server.operators import new_setup_token
 from crowdml.server.tls import Local, TlsError, local_certificate, reachable_host
 from crowdml.storage.server import Store
@@ -30,6 +31,8 @@ from crowdml.task import Task
 DATABASE = "server.sqlite"
 RENEW_EVERY = 3600.0
 """Seconds between looks at the certificate: one that was renewed is used for new connections."""
+FILES = 128
+"""Files that the server keeps open beside its connections, at most: the database, the log, what a page reads."""
 log = logging.getLogger("crowdml.server")
 
 
@@ -145,6 +148,30 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _with_files(limits: Limits) -> Limits:
+    """Have the system allow a file for each connection, or allow no more connections than it has files for.
+
+    A server that runs out of files takes no connection at all, and cannot even say so.
+    """
+    try:
+        import resource
+    except ImportError:  # there is no such limit here
+        return limits
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless, wanted = resource.RLIM_INFINITY, limits.connections + FILES
+    if soft != endless and soft < wanted:
+        better = wanted if hard == endless else min(hard, wanted)
+        with contextlib.suppress(OSError, ValueError):  # some systems have a limit that they do not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (better, hard))
+            soft = better
+    if soft == endless or soft >= wanted:
+        return limits
+    most = max(1, soft - FILES)
+    log.warning("this process may open %d files: %d connections are taken instead of %d. Raise it: docs/server.md",
+                soft, most, limits.connections)  # fmt: skip
+    return dataclasses.replace(limits, connections=most)
+
+
 async def _serve(
     folder: Path,
     listening: socket.socket,
@@ -157,6 +184,7 @@ async def _serve(
     limits: Limits | None,
     started: Callable[[Started], None],
 ) -> None:
+    limits = _with_files(limits or Limits())
     hub = Hub.open(Store(database or folder / DATABASE, serving=True), limits)
     for task in tasks:
         await hub.add_task(task)
@@ -164,7 +192,6 @@ async def _serve(
     address = f"{'https' if certificate else 'http'}://{reachable_host(host)}:{listening.getsockname()[1]}"
     await hub.write(_note_address, hub.store, address, local)
     token = await hub.write(new_setup_token, hub.store)
-    limits = hub.limits
     app = make_app(hub)
     config = uvicorn.Config(
         app,
@@ -173,7 +200,8 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        proxy_headers=limits.behind_proxy,
+        forwarded_allow_ips=list(PROXIES),
         timeout_graceful_shutdown=20,
         ssl_certfile=certificate[0] if certificate else None,
         ssl_keyfile=certificate[1] if certificate else None,

@@ -18,7 +18,7 @@ from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader, pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.statements import LARGEST_STATEMENT, Statement
 
-__all__ = ["HASH_SIZE", "KIND", "LARGEST_ENVELOPE", "Signed", "open_signed", "pack_envelope", "sign"]
+__all__ = ["HASH_SIZE", "KIND", "LARGEST_AROUND", "LARGEST_ENVELOPE", "Signed", "open_signed", "pack_envelope", "sign"]
 
 PREFIX = b"crowdml/envelope/1"
 HASH_SIZE = 32
@@ -26,7 +26,9 @@ LARGEST_BODY = 16 * 2**20
 LONGEST_KIND = 64
 LONGEST_ADDRESS = 32
 MOST_RECIPIENTS = 1024
-LARGEST_ENVELOPE = LARGEST_BODY + LARGEST_STATEMENT + MOST_RECIPIENTS * (LONGEST_ADDRESS + 2) + 512
+LARGEST_AROUND = LARGEST_STATEMENT + 512
+"""Bytes of an envelope to one recipient, with the signature and without the body."""
+LARGEST_ENVELOPE = LARGEST_BODY + LARGEST_AROUND + MOST_RECIPIENTS * (LONGEST_ADDRESS + 2)
 """Bytes, with the signature. A server may take less: `open_signed(data, limit=...)`."""
 KIND = re.compile(r"[a-z][a-z0-9_]*(?:/[a-z0-9_]+)*/[1-9][0-9]*")
 """'sgd/gradient/1': protocol, message, version."""

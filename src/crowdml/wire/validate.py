@@ -22,7 +22,7 @@ from crowdml.wire.envelopes import LARGEST_BODY
 from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
 
-__all__ = ["Expected", "Field", "decode_message", "decode_messages", "validate"]
+__all__ = ["Expected", "Field", "decode_message", "decode_messages", "largest_body", "validate"]
 
 Expected = Mapping[str, Mapping[str, Field]]
 """For each kind that may arrive, each field that must be there. A field of the message that is not listed is nil."""
@@ -35,6 +35,13 @@ def validate(message: Any, expected: Expected) -> None:
     for entry in dataclasses.fields(message):
         value = getattr(message, entry.name)
         _check(kind, entry.name, value.value if isinstance(value, Release) else value, fields.get(entry.name))
+
+
+def largest_body(expected: Expected) -> int:
+    """Bytes of the longest body that could be as expected: a whole number takes nine at most."""
+    layouts = [_layout(kind, fields)[1] for kind, fields in expected.items() if kind in KINDS]
+    return max((sum(len(piece.fixed) + (9 if piece.size is None else piece.size) for piece in each)
+                for each in layouts), default=0)  # fmt: skip
 
 
 def decode_message(kind: str, body: bytes, expected: Expected) -> Any:

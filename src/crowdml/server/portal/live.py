@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crowdml.server.hub import Hub
+from crowdml.server.limits import source
 from crowdml.server.portal.kept import Kept, kept
 from crowdml.server.portal.pages import language
 from crowdml.server.portal.studies import Study, find_study
@@ -62,7 +63,7 @@ async def live(request: Request) -> Response:
     name = request.path_params["study"]
     await find_study(request, name)
     said, open_pages = language(request), kept(request)
-    address = request.client.host if request.client else ""
+    address = source(request.client.host) if request.client else ""
     if open_pages.streams.total() >= MOST or open_pages.streams[address] >= MOST_OF_ONE:
         raise Problem("busy", f"{MOST} live pages are open already, or {MOST_OF_ONE} of yours.", retry_after=60)
 
