@@ -121,6 +121,19 @@ def test_a_wrong_option_is_one_sentence_and_the_server_hears_of_no_device(server
     assert len(server.hub.keys) == before
 
 
+def test_rows_that_do_not_fit_are_refused_before_any_price_is_shown(server, tmp_path):
+    (tmp_path / "rows.csv").write_text("0.1,0.2,a\n" * 20)
+    before = len(server.hub.keys)
+    for name, *more in (("join",), ("fleet", "--devices", 2)):
+        options = ("--source", "csv:rows.csv", "--yes", *more)
+        done = command(name, server.address, server.code, *options, cwd=tmp_path, code=1)
+        assert done.stdout == ""
+        said = "rows.csv: its first row has 2 numbers, and the task wants 4 and a label. Nothing was sent."
+        assert done.stderr == f"crowdml: {said}\n"
+    assert len(server.hub.keys) == before
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.csv"]
+
+
 def test_a_wrong_code_is_refused_in_a_sentence(server, tmp_path):
     done = command("join", server.address, "wrong", "--source", "csv:-", "--yes", cwd=tmp_path, code=1)
     assert "Traceback" not in done.stderr
@@ -317,6 +330,13 @@ def test_a_closed_task_is_joined_and_read_with_the_devices_signature(tmp_path):
         server.call(server.hub.set_closed(task.hash, True))
         refused = command("join", server.address, server.code, "--source", source, cwd=tmp_path, code=1)
         assert "Nobody is there to answer" in refused.stderr
+        assert not (tmp_path / "crowdml-device").exists()
+        (tmp_path / "narrow.csv").write_text("0.1,a\n")
+        options = ("--source", "csv:narrow.csv", "--yes")
+        assert (
+            "first row has 1 number"
+            in command("join", server.address, server.code, *options, cwd=tmp_path, code=1).stderr
+        )  # it had to enrol to see the task, and has withdrawn
         assert not (tmp_path / "crowdml-device").exists()
         done = command("join", server.address, server.code, "--source", source, "--yes", "--json", "-", cwd=tmp_path)
         assert json.loads(done.stdout)["check_ins"] == 4

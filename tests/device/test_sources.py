@@ -8,13 +8,14 @@ import threading
 
 import numpy as np
 import pytest
-from loopback import small_task
+from loopback import SMALL, small_task
 
 from crowdml.arrays import Samples
 from crowdml.device.runner import _pack, _unpack
 from crowdml.device.sources import LiveSource, Sample, Share, deal_sources, open_source, parse_share
 from crowdml.errors import DataError
 from crowdml.models import make_model
+from crowdml.task import parse
 
 TASK = small_task()
 
@@ -73,6 +74,45 @@ def test_a_first_row_with_a_missing_value_is_a_sample_and_no_heading(tmp_path):
     for first, rows in ((",0,0,0,a", 2), ("NA,NA,NA,NA,a", 2), ("w,x,y,z,label", 1)):
         path.write_text(f"{first}\n0,0,0,1,b\n")
         assert len(all_of(open_source(f"csv:{path}", TASK))) == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "sentence"),
+    [
+        ("csv", "0.25,0.25,a", "its first row has 2 numbers, and the task wants 4 and a label. Nothing was sent."),
+        ("csv", "0.25;0;0;0;a", "its first row has 0 numbers, and the task wants 4 and a label. Nothing was sent."),
+        ("csv", "w,x,label\n0.25,a", "its first row has 1 number, and the task wants 4 and a label. Nothing was sent."),
+        ("csv", "0,0,0,0.25,z25", "the label of its first row is not among the task's (a, b, c). Nothing was sent."),
+        ("csv", "0,0,0,0.25,", "the label of its first row is not among the task's (a, b, c). Nothing was sent."),
+        ("ndjson", '{"x": [0.25], "y": "a"}', "its first row has 1 number, and the task wants 4 and a label."),
+        ("ndjson", '{"x": [0, 0, 0, 0.25], "y": 3}', "the label of its first row is not among the task's (a, b, c)."),
+        ("ndjson", "0.25", 'its first row is no object like {"x": [...], "y": ...} with 4 numbers and a label.'),
+    ],
+)
+def test_a_file_whose_first_row_does_not_fit_the_task_is_refused_without_showing_it(tmp_path, kind, first, sentence):
+    path = tmp_path / "rows"
+    path.write_text(f"{first}\n{first}\n")
+    for opened in (lambda: open_source(f"{kind}:{path}", TASK), lambda: deal_sources(f"{kind}:{path}", TASK, 1)):
+        with pytest.raises(DataError) as refused:
+            opened()
+        assert str(refused.value).startswith(f"{path}: {sentence}")
+        assert "25" not in str(refused.value).removeprefix(str(path))
+
+
+def test_a_data_set_with_labels_that_the_task_does_not_have_is_refused():
+    shape = SMALL.format(name="digits", samples=100).replace("dimension = 4", "dimension = 64")
+    with pytest.raises(DataError, match=r"data set 'digits' has 10 classes.*takes 3\. Nothing was sent\."):
+        open_source("shard:digits", parse(shape))
+    with pytest.raises(DataError, match=r"64 features.*takes 4\. Nothing was sent\."):
+        open_source("shard:digits", TASK)
+
+
+def test_an_empty_file_and_the_first_row_of_a_share_are_no_error(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("")
+    assert all_of(open_source(f"csv:{path}", TASK)) == []
+    path.write_text("0,0,0,0.1,a\n0,0,0,0.2,b\n0,0,0,0.3,c\n")
+    assert [sample.y for sample in all_of(open_source(f"csv:{path}", TASK, Share(1, 2)))] == [1.0]
 
 
 def test_a_source_goes_on_where_the_last_reader_stopped(tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
+from crowdml.errors import CrowdmlError
 from crowdml.texts import one_line
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet, Rates, Summary
     from crowdml.device.folder import Consent, Folder
+    from crowdml.task import Task
 
 T = TypeVar("T")
 
@@ -100,9 +102,11 @@ def join(
     attempt = Attempt(home)
 
     async def work(client: Client) -> Summary:
-        fleet = await _welcome(report, client, home, wanted, yes, code, ca, attempt, devices=1, single=True)
+        fleet, reader = await _welcome(
+            report, client, home, wanted, yes, code, ca, attempt,
+            devices=1, single=True, prepare=lambda task: open_source(source, task, share, seed=seed),
+        )  # fmt: skip
         fleet.conditions, fleet.tell, fleet.new_data = conditions, _teller(report), new_data
-        reader = open_source(source, fleet.task, share, seed=seed)  # a wrong one is said before the server hears of us
         if reader.name is None:
             report.line(
                 "This source has no place to come back to: every sample that arrives is charged as a new one, also one "
@@ -163,8 +167,10 @@ def fleet(
     attempt = Attempt(home)
 
     async def work(client: Client) -> Summary:
-        crowd = await _welcome(report, client, home, wanted, yes, code, ca, attempt, devices=devices, single=False)
-        readers = deal_sources(source, crowd.task, devices, seed=seed)
+        crowd, readers = await _welcome(
+            report, client, home, wanted, yes, code, ca, attempt,
+            devices=devices, single=False, prepare=lambda task: deal_sources(source, task, devices, seed=seed),
+        )  # fmt: skip
         crowd.new_data = new_data
         with report.progress() as bar:
             shown = bar.add_task("devices enrolled", total=devices)
@@ -313,9 +319,11 @@ async def _welcome(
     *,
     devices: int,
     single: bool,
-) -> Fleet:
+    prepare: Callable[[Task], T],
+) -> tuple[Fleet, T]:
     """Find the task, show its promise and price, ask, and note the consent. What was accepted before is not asked.
 
+    `prepare` opens the source for the task before anything is shown: a price for rows that do not fit says nothing.
     A closed task is shown to those alone who joined: its device enrols first, and withdraws where its owner declines.
     """
     import getpass
@@ -347,20 +355,22 @@ async def _welcome(
                 pinned(home, client, await enrol_device(client, early, code, hash_), ca)
             task, protocol = await fetch_task(client, hash_, early, clock)
     shown = offer(task, protocol)
-    if shown.task not in known:
-        _show(report, shown)
-        if not yes:
-            try:
+    try:
+        prepared = prepare(task)
+        if shown.task not in known:
+            _show(report, shown)
+            if not yes:
                 _ask("Take part?", "Nothing was sent.")
-            except OutputError:
-                if early is not None and not known:
-                    await withdraw(client, early, clock)
-                    home.erase()
-                raise
+    except CrowdmlError:
+        if early is not None and not known:
+            await withdraw(client, early, clock)
+            home.erase()
+        raise
+    if shown.task not in known:
         by = "--yes" if yes else getpass.getuser()
         home.accept(task, replace(shown, by=by, at=clock.utc()))
     attempt.fleet = Fleet(home, client, task, protocol, devices=devices, single=single, clock=clock)
-    return attempt.fleet
+    return attempt.fleet, prepared
 
 
 def _show(report: Report, shown: Consent) -> None:

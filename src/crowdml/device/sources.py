@@ -8,6 +8,7 @@
 A label is the name of a class of the task, or its index; for tasks with numbers, the number. Rows outside the ball of
 the task's features are shrunk onto it. A row that cannot be read is kept as the zero sample of no label, which adds
 nothing to what leaves, and is counted: to drop it would tell by the number of check-ins, and move every later batch.
+A file or data set whose very first row has another width or label than the task is refused when it is opened.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -31,11 +32,13 @@ from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
 from crowdml.records import record
 from crowdml.task import Task
+from crowdml.texts import one_line
 
 __all__ = ["FileSource", "LiveSource", "Sample", "SampleSource", "Share", "deal_sources", "open_source", "parse_share"]
 
 Kind = Literal["shard", "csv", "ndjson", "python"]
 KINDS: tuple[str, ...] = ("shard:NAME", "csv:PATH", "ndjson:PATH", "python:MODULE:FUNCTION")
+NOTHING_SENT = "Nothing was sent."
 POLL = 0.05
 """Seconds between two looks of a reading thread at whether it shall stop."""
 
@@ -209,7 +212,8 @@ def open_source(spec: str, task: Task, share: Share | None = None, *, seed: int 
     if kind not in ("shard", "csv", "ndjson", "python") or not rest:
         raise DataError(f"--source {spec!r} is not known. Write one of {', '.join(KINDS)}.")
     if kind == "shard":
-        return FileSource(f"shard:{rest}:{share.index}/{share.of}", _shard(rest, task, share, seed), task)
+        rows = _fitting(_shard(rest, task, share, seed), task, f"data set {rest!r}")
+        return FileSource(f"shard:{rest}:{share.index}/{share.of}", rows, task)
     if kind == "python":
         return LiveSource(_function(rest), task, capacity)
     read = _csv_rows if kind == "csv" else _ndjson_rows
@@ -218,7 +222,7 @@ def open_source(spec: str, task: Task, share: Share | None = None, *, seed: int 
     path = Path(rest)
     if not path.is_file():
         raise DataError(f"--source {spec}: there is no file {path}.")
-    rows = islice(read(_lines(path)), share.index, None, share.of)
+    rows = _fitting(islice(read(_lines(path)), share.index, None, share.of), task, rest)
     return FileSource(f"{kind}:{path.resolve()}:{share.index}/{share.of}", rows, task)
 
 
@@ -227,7 +231,7 @@ def deal_sources(spec: str, task: Task, devices: int, *, seed: int | None = None
     kind, _, rest = spec.partition(":")
     if kind == "python" or rest == "-":
         raise DataError(f"--source {spec}: a fleet deals out a file or a data set, and this is a stream of one device.")
-    whole = open_source(spec, task, seed=seed)
+    whole = open_source(spec, task, seed=seed)  # which looks at the first row
     assert isinstance(whole, FileSource)
     rows, name = list(whole.rows), str(whole.name).removesuffix("0/1")
     if len(rows) < devices:
@@ -242,9 +246,50 @@ def _shard(name: str, task: Task, share: Share, seed: int | None) -> Iterator[tu
     data = load(name, normalise=cast(Norm, task.features.norm.kind), seed=seed)
     if data.features != task.features.dimension:
         raise DataError(
-            f"data set {name!r} has {data.features} features, and task {task.name!r} takes {task.features.dimension}."
+            f"data set {name!r} has {data.features} features, and task {task.name!r} takes {task.features.dimension}. "
+            f"{NOTHING_SENT}"
+        )
+    if task.classes is not None and len(data.classes) > task.classes:
+        raise DataError(
+            f"data set {name!r} has {len(data.classes)} classes, and task {task.name!r} takes {task.classes}. "
+            f"{NOTHING_SENT}"
         )
     return zip(data.x_train[share.index :: share.of], data.y_train[share.index :: share.of].tolist(), strict=True)
+
+
+def _fitting(rows: Iterable[tuple[Any, Any]], task: Task, name: str) -> Iterator[tuple[Any, Any]]:
+    """The same rows, unless the first has another width or label than the task: then all of them would pay for nothing.
+
+    A first row that lacks a value is one bad row like any other, and stays. An empty source is no error here.
+    """
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:
+        return rows
+    (x, y), dimension = first, task.features.dimension
+    if not isinstance(x, list | tuple | np.ndarray):
+        raise DataError(
+            f'{name}: its first row is no object like {{"x": [...], "y": ...}} with {_many(dimension)} and a label. '
+            f"{NOTHING_SENT}"
+        )
+    if len(x) != dimension:
+        raise DataError(
+            f"{name}: its first row has {_many(len(x))}, and the task wants {dimension} and a label. {NOTHING_SENT}"
+        )
+    if _label(y, task) is None:
+        wanted = "a number, as the task wants" if task.classes is None else f"among the task's ({_names(task)})"
+        raise DataError(f"{name}: the label of its first row is not {wanted}. {NOTHING_SENT}")
+    return chain((first,), rows)
+
+
+def _many(numbers: int) -> str:
+    return f"{numbers} number{'' if numbers == 1 else 's'}"
+
+
+def _names(task: Task) -> str:
+    """The classes, at most ten of them."""
+    names = [one_line(name) for name in task.labels.classes] or [str(index) for index in range(task.classes or 0)]
+    return ", ".join(names if len(names) <= 10 else [*names[:8], "...", names[-1]])
 
 
 def _lines(path: Path) -> Iterator[str]:
