@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import csv
@@ -9,20 +10,24 @@ import io
 import json
 import os
 import re
+import signal
+import sys
 import time
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from crowd import Crowd, open_crowd
 from desk import Desk, set_up, token_of
-from device import Device, make_task, serving
+from device import TEXT, Device, make_task, serving
 
 from crowdml.cli.task import find_task, shipped_text
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
 from crowdml.server.hub import utc_now
-from crowdml.server.portal.simulation import LONGEST, has_jax
+from crowdml.server.portal.simulation import LONGEST, MEMORY, Asked, Simulation, Simulations, has_jax
 from crowdml.server.portal.task_form import FIELDS, check_text, defaults, field_of, task_text, values_of
 from crowdml.storage.server import JournalRow
 from crowdml.wire.envelopes import open_signed
@@ -499,3 +504,91 @@ def test_a_device_that_states_an_absurd_total_breaks_no_page(tmp_path: Path, sai
             assert desk.get(path).status == 200, path
         for language in ("en", "de"):
             assert crowd.browser(language).get(crowd.owner_address(liar)).status == 200
+
+
+def simulated(text: str, asked: Asked) -> Simulation:
+    """A simulation, when it is over."""
+
+    async def go() -> Simulation:
+        runs = Simulations(asyncio.Event())
+        run = runs.start("draft", text, asked)
+        assert runs._task is not None
+        await runs._task
+        return run
+
+    return asyncio.run(go())
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, program: str) -> list[asyncio.subprocess.Process]:
+    """Have this program run where a simulation would; the processes that were started."""
+    started: list[asyncio.subprocess.Process] = []
+    real = asyncio.create_subprocess_exec
+
+    async def other(*_: str, **settings: Any) -> asyncio.subprocess.Process:
+        started.append(await real(sys.executable, "-c", program, **settings))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", other)
+    return started
+
+
+@pytest.mark.skipif(not has_jax(), reason="the simulator needs JAX")
+def test_a_simulation_that_talks_without_end_is_ended(monkeypatch: pytest.MonkeyPatch):
+    speaks = "import sys\nwhile True: sys.stdout.write('x' * 65536); sys.stderr.write('y' * 65536)"
+    started = instead(monkeypatch, speaks)
+    run = simulated(shipped_text("digits012"), Asked("digits012", 15, 1))
+    assert (run.stage, started[0].returncode) == ("failed", -signal.SIGKILL)
+    assert "wrote more than" in run.error
+
+
+@pytest.mark.skipif(not has_jax() or sys.platform != "linux", reason="needs JAX, and Linux to bound another process")
+def test_a_simulation_has_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    bounded = (
+        "import json, resource\n"
+        "while resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY: pass\n"
+        "print(json.dumps({'limit': resource.getrlimit(resource.RLIMIT_AS)}))"
+    )
+    instead(monkeypatch, bounded)
+    run = simulated(shipped_text("digits012"), Asked("digits012", 15, 1))
+    assert run.result == {"limit": [MEMORY, MEMORY]}
+
+
+def test_a_draft_of_a_task_that_ended_by_its_own_rule_does_not_start_it_again(tmp_path: Path):
+    task = make_task(steps=1)
+    with serving(tmp_path / "data", task) as running:
+        crowd = Crowd(running, task)
+        desk, hub = set_up(crowd), running.hub
+        assert crowd.device().check_in(task).status == 202
+        assert hub.states[task.hash] == "stopped"
+        desk.get("/operator/tasks/file")
+        page = desk.post("/operator/tasks/file", text=TEXT.format(name="one", steps=1))
+        draft = page.address.removeprefix(crowd.base)
+        assert draft.startswith(f"/operator/drafts/{task.hash.hex()[:12]}")
+        assert desk.post(f"{draft}/start").status == 409
+        assert hub.states[task.hash] == "stopped"
+        running.hub._writer.submit(hub.store.set_state, task.hash, "running", utc_now()).result(20)  # another command
+        running.hub._writer.submit(hub._follow).result(20)
+        assert hub.states[task.hash] == "stopped"
+        stored = hub.store.task(task.hash)
+        assert stored is not None
+        assert stored.state == "stopped"
+
+
+def test_a_closed_draft_is_closed_from_its_first_moment(crowd: Crowd):
+    desk, hub, seen = set_up(crowd), crowd.running.hub, list[bool]()
+    path, real = drafted(desk, DIGITS), hub._host
+
+    def host(canonical: bytes, state: Any) -> Any:
+        hash_ = sha256(canonical).digest()
+        stored = hub.store.task(hash_)
+        seen.append(hash_ in hub.closed and stored is not None and stored.closed)
+        return real(canonical, state)
+
+    hub._host = host
+    desk.post(f"{path}/start", closed="yes")
+    other = make_task("beside")
+    hub._writer.submit(
+        lambda: hub.store.add_task(other.canonical, other.name, utc_now(), "running", closed=True)
+    ).result(20)
+    hub._writer.submit(hub._follow).result(20)
+    assert seen == [True, True]

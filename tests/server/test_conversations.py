@@ -27,6 +27,7 @@ from crowdml.server import portal
 from crowdml.server.limits import Limits, Population, Queue, Rates
 from crowdml.server.openapi import OPERATIONS
 from crowdml.server.serve import CannotServe, serve
+from crowdml.storage.server import StoreError
 from crowdml.task import from_canonical
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key, device_id
@@ -212,6 +213,20 @@ def test_a_device_withdraws_is_forgotten_and_gone(server: Running, device: Devic
     assert device.enrol(server.started.code or "").slug == "withdrawn"
     assert device.signed("GET", f"/v1/devices/{device.key.id}/statement").slug == "withdrawn"
     assert server.state(TASK) == state
+
+
+@pytest.mark.parametrize("change", ["withdraw", "revoke"])
+def test_a_device_whose_leaving_could_not_be_written_is_still_here(tmp_path: Path, change: str) -> None:
+    with serving(tmp_path, TASK, limits=MANY) as server:
+        device = server.device()
+        with sqlite3.connect(tmp_path / "server.sqlite") as other:
+            other.execute("create trigger broken before update on device begin select raise(abort, 'no'); end")
+        with pytest.raises(StoreError):
+            server.run(getattr(server.hub, change)(device.key.id))
+        with sqlite3.connect(tmp_path / "server.sqlite") as other:
+            other.execute("drop trigger broken")
+        assert device.key.id in server.hub.keys
+        assert device.check_in(TASK).status == 202
 
 
 def test_a_device_that_was_invited_to_one_task_is_refused_by_another(server: Running) -> None:

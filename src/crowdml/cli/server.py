@@ -64,7 +64,7 @@ def start(name: str, closed: bool | None, folder: Path, database: str | None, js
             return find_hash(store, name)
         given = settled(find_task(name))
         check_hosted(given)
-        return store.add_task(given.canonical, given.name, utc_now(), "draft")
+        return store.add_task(given.canonical, given.name, utc_now(), "draft", closed=bool(closed))
 
     _change("running", host, folder, database, json_path, closed)
 

@@ -155,12 +155,15 @@ class Hub:
             self._fold_again(hash_)
         for stored in self.store.tasks():
             try:
+                (self.closed.add if stored.closed else self.closed.discard)(stored.hash)  # first: never open meanwhile
                 if stored.hash not in self.runners:
                     self._host(stored.canonical, stored.state)
                     self._joined = self.store.joined()
                 elif self.states[stored.hash] != stored.state:
                     self.states[stored.hash] = stored.state
-                (self.closed.add if stored.closed else self.closed.discard)(stored.hash)
+                    runner = self.runners[stored.hash]
+                    if stored.state == "running" and runner.reason is not None:  # it ended by its own rule, for good
+                        self._stop(runner)
             except CrowdmlError as error:
                 log.error("task %s cannot be hosted: %s", stored.name, error)
 
@@ -412,24 +415,27 @@ class Hub:
 
     async def withdraw(self, device: str) -> None:
         def work() -> None:
+            self.store.withdraw(device, self.clock())  # first: what is not written has not happened
             self.keys.pop(device, None)
-            self.store.withdraw(device, self.clock())
 
         await self.write(work)
 
     async def revoke(self, device: str) -> bool:
         def work() -> bool:
+            known = self.store.revoke(device, self.clock())
             self.keys.pop(device, None)
-            return self.store.revoke(device, self.clock())
+            return known
 
         return await self.write(work)
 
-    async def add_task(self, task: Task, state: State = "running") -> bytes:
-        """Host a task; one whose bytes are here already stays as it is."""
+    async def add_task(self, task: Task, state: State = "running", *, closed: bool = False) -> bytes:
+        """Host a task; one whose bytes are here already stays as it is. A `closed` one is so from the first moment."""
 
         def work() -> bytes:
-            hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state)
+            hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state, closed=closed)
             if hash_ not in self.runners:
+                if closed:
+                    self.closed.add(hash_)
                 self._host(task.canonical, state)
                 self._joined = self.store.joined()
                 self.store.record("added", self.clock(), task.name, hash_)

@@ -234,8 +234,11 @@ async def start(visit: Visit) -> Response:
     """POST /operator/drafts/{draft}/start: from now on devices may join. The task never changes again."""
     draft = await _find(visit)
     hub, hash_ = visit.hub, draft.task.hash
-    await hub.add_task(draft.task, "paused")
-    if visit.form.get("closed") == "yes":
+    closed, known = visit.form.get("closed") == "yes", hub.runners.get(hash_)
+    if known is not None and known.reason is not None:
+        raise Problem("conflict", f"This very task is here, and has ended by its own rule: {known.reason}.")
+    await hub.add_task(draft.task, "paused", closed=closed)
+    if closed and known is not None:
         await hub.set_closed(hash_, True)
     await hub.set_state(hash_, "running", f"by {visit.name}")
     await hub.write(remove_setting, visit.store, f"{PREFIX}{hash_.hex()}")

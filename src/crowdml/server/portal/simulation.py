@@ -30,6 +30,10 @@ __all__ = ["Asked", "Simulation", "SimulationRefused", "Simulations", "has_jax",
 
 LONGEST = 300.0
 """Seconds: a simulation that takes longer is ended, and the page says so."""
+MEMORY = 16 * 2**30
+"""Bytes of address space that a simulation may take, far more than it uses: the server's machine is for devices."""
+MOST_SAID = 2**20
+"""Bytes of its result: a result has some thousands."""
 MOST_DEVICES, MOST_TRIALS = 20_000, 20
 KEPT = 20
 _PROGRESS = re.compile(rb"progress (\d+) of (\d+)")
@@ -128,6 +132,8 @@ class Simulations:
                 file = Path(folder) / "task.toml"
                 file.write_text(text, encoding="utf-8")
                 await self._process(run, str(file), folder, cancel)
+        except SimulationRefused as error:
+            run.stage, run.error = "failed", str(error)
         except Exception as error:
             run.stage, run.error = "failed", f"The simulation could not be started: {error}."
 
@@ -142,6 +148,7 @@ class Simulations:
         )  # fmt: skip
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # devices come first
+        _bound_memory(process.pid)
         loop = asyncio.get_running_loop()
         talking = loop.create_task(_listen(process, run))
         stops = [loop.create_task(self._ending.wait()), loop.create_task(cancel.wait())]
@@ -153,12 +160,12 @@ class Simulations:
             else:
                 run.stage = "cancelled" if any(each.done() for each in stops) else "too-long"
         finally:
+            if process.returncode is None:
+                _end(process)
+                await asyncio.wait({talking}, timeout=5)  # it reads what is left, so that the process can be gone
+                await process.wait()
             for each in (talking, *stops):
                 each.cancel()
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
 
 
 def _environment() -> dict[str, str]:
@@ -166,21 +173,51 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
 
 
+def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill the process and those that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _bound_memory(pid: int) -> None:
+    """Let the process have `MEMORY` at most, where the system can say so to another process (Linux)."""
+    if sys.platform == "linux":
+        import resource
+
+        with contextlib.suppress(OSError, ValueError):
+            resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
 async def _listen(process: asyncio.subprocess.Process, run: Simulation) -> tuple[bytes, bytes]:
-    """What it wrote; on the way, how far it is."""
+    """What it wrote; on the way, how far it is. Raises `SimulationRefused` where it says more than a result has."""
     assert process.stdout is not None
     assert process.stderr is not None
 
     async def progress(stream: asyncio.StreamReader) -> bytes:
-        last = b""
-        while line := await stream.readline():
+        last, line = b"", b" "
+        while line:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line without end, which is dropped
+                line = b" "
             if match := _PROGRESS.fullmatch(line.strip()):
                 run.done, run.total = int(match[1]), int(match[2])
             elif line.startswith(b"crowdml: "):
                 last = line
         return last
 
-    out, said = await asyncio.gather(process.stdout.read(), progress(process.stderr))
+    async def result(stream: asyncio.StreamReader) -> bytes:
+        found = b""
+        while part := await stream.read(65_536):
+            if len(found) <= MOST_SAID:
+                found += part
+            else:  # the rest is dropped, for a pipe that nobody reads never ends
+                _end(process)
+        return found
+
+    out, said = await asyncio.gather(result(process.stdout), progress(process.stderr))
+    if len(out) > MOST_SAID:
+        raise SimulationRefused(f"It wrote more than {MOST_SAID:,} bytes and was ended.")
     return out, said
 
 

@@ -194,7 +194,7 @@ class Store(Journal):
 
     # Tasks
 
-    def add_task(self, canonical: bytes, name: str, at: str, state: State = "draft") -> bytes:
+    def add_task(self, canonical: bytes, name: str, at: str, state: State = "draft", *, closed: bool = False) -> bytes:
         """Add a task by its canonical bytes; its hash. The same bytes again change nothing."""
         digest, time = hashlib.sha256(canonical).digest(), utc(at)
         with self.writing() as connection:
@@ -205,6 +205,7 @@ class Store(Journal):
                         name=name,
                         canonical=canonical,
                         state=_state(state),
+                        closed=int(closed),
                         created_at=time,
                         changed_at=time,
                     )
