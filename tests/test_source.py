@@ -21,7 +21,7 @@ import crowdml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(crowdml.__file__).resolve().parent
 
-BOTTOM = {"errors", "arrays", "records"}
+BOTTOM = {"errors", "arrays", "records", "texts"}
 CORE = BOTTOM | {"privacy", "task", "messages", "protocol"}
 LIBRARY = CORE | {"models", "features", "datasets", "secagg", "buffer", "wire", "storage", "protocols"}
 SHELLS = {"device", "server", "sim"}
@@ -29,6 +29,7 @@ SHELLS = {"device", "server", "sim"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
+    "texts": set(),
     "arrays": {"errors"},
     "models": BOTTOM,
     "features": BOTTOM,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import crowdml
+from crowdml.cli.serve import is_loopback
 
 
 def run(*args: str, **extra) -> subprocess.CompletedProcess:
@@ -58,6 +59,18 @@ def test_a_usage_error_is_exit_code_2_and_an_error_of_ours_1():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_port_that_no_machine_has_is_refused_before_anything_starts():
+    found = run("serve", "--port", "99999")
+    assert found.returncode == 2
+    assert "0<=x<=65535" in found.stderr
+
+
+@pytest.mark.parametrize(("host", "alone"), [("127.0.0.1", True), ("::1", True), ("localhost", True),
+                                             ("0.0.0.0", False), ("study.example", False)])  # fmt: skip
+def test_only_this_machine_reaches_a_loopback_address(host: str, alone: bool):
+    assert is_loopback(host) == alone
+
+
 def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_code_1():
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "crowdml.cli", "task", "list", "--json", "-"]

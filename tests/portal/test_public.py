@@ -75,7 +75,7 @@ def test_a_study_says_all_that_a_participant_has_to_know(busy: Crowd):
         "asynchronous gradient descent",
         "softmax regression",
         "after 20,000 check-ins, or when the error rate is at most 2%",
-        f"crowdml join {busy.base} CODE",
+        f"crowdml join {busy.base} CODE --source csv:FILE",
         "crowdml leave",
         "crowdml ledger --web",
         "stays in the model",
@@ -204,7 +204,8 @@ def test_an_invitation_names_its_studies_and_is_not_used_by_being_read(tmp_path:
             seen = words_of(crowd.browser().get(f"/join/{code}").text)
         assert "Another study" in seen
         assert "What is the owner of this phone doing?" not in seen
-        assert f"crowdml join {crowd.base} {code}" in seen
+        assert f"crowdml join {crowd.base} {code} --source csv:FILE" in seen
+        assert "numbers, then the label: one of" in seen
         assert "It lets one device in." in seen
         found = store.invitation(code_hash(code))
         assert found is not None

@@ -155,6 +155,11 @@ def server(tmp_path: Path):
         yield running
 
 
+def test_a_code_typed_in_capitals_is_the_same_code(server: Running):
+    (card,) = make_batch(server.hub.store, utc_now(), WHERE, number=1, tasks=[TASK.hash]).cards
+    assert Device(server.line()).enrol(card.code.upper()).status == 201
+
+
 def test_a_device_comes_in_by_a_code_of_a_batch_as_often_and_as_fast_as_it_allows(server: Running):
     hub = server.hub
     batch = make_batch(hub.store, utc_now(), WHERE, number=2, uses=2, rate=1, tasks=[TASK.hash])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     "--database", default=None, help="A database elsewhere: postgresql://... instead of SQLite in the folder."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="The port to listen on; 0 picks a free one.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
+              help="The port to listen on; 0 picks a free one.")  # fmt: skip
 @click.option("--task", "tasks", multiple=True, help="A task to host: a file, or the name of one that is shipped.")
 @click.option("--invite", default=0, show_default=True, help="Print an invitation for so many devices.")
 @click.option("--certificate", nargs=2, default=None, type=click.Path(path_type=Path),
@@ -109,6 +111,8 @@ def serve(
 
     def tell(started: Started) -> None:
         report.line(f"Serving {', '.join(started.tasks) or 'no task yet'} at {started.address}")
+        if started.address.startswith("http://") and not is_loopback(host) and not behind_proxy:
+            report.line("No TLS: whoever shares the network can read passwords and codes. Add --tls-local.")
         local = started.local
         if local is not None:
             report.line(f"TLS by this folder's own authority: {local.authority}")
@@ -146,3 +150,11 @@ def serve(
             started=tell,
         )
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -55,8 +55,8 @@ def check_hosted(task: Task) -> None:
 
 
 def code_hash(code: str) -> bytes:
-    """Codes are long random texts, so a plain hash keeps them."""
-    return hashlib.sha256(b"crowdml/invitation/1" + code.encode()).digest()
+    """Codes are long random texts, so a plain hash keeps them. A capital is its small letter, for people type them."""
+    return hashlib.sha256(b"crowdml/invitation/1" + code.strip().lower().encode()).digest()
 
 
 @dataclass(frozen=True)

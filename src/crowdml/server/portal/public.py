@@ -146,7 +146,7 @@ class Place:
     trust: str
 
     def command(self, code: str) -> str:
-        return f"crowdml join {self.address} {code}{self.trust}"
+        return f"crowdml join {self.address} {code}{self.trust} --source csv:FILE"
 
 
 async def place(request: Request) -> Place:
