@@ -495,10 +495,11 @@ def test_a_device_that_states_an_absurd_total_breaks_no_page(tmp_path: Path, sai
     task = make_task()
     with serving(tmp_path / "data", task) as running:
         crowd = Crowd(running, task)
-        desk, honest, liar = set_up(crowd), crowd.device(), crowd.device()
+        honest, liar = crowd.device(), crowd.device()
         assert honest.check_in(task).status == 202
         row = JournalRow.of(open_signed(liar.envelope(task, statement=Statement((said,), 20, (said,)))), utc_now())
         running.hub._writer.submit(running.hub.store.append, task.hash, [row]).result(20)
+        desk = set_up(crowd)  # the dashboard keeps its totals for a while: this is its first look
         pages = ("/operator", "/operator/devices", f"/operator/devices/{liar.key.id}")
         for path in (*pages, f"/operator/tasks/{task.hash.hex()[:12]}"):
             assert desk.get(path).status == 200, path
