@@ -169,6 +169,37 @@ def test_a_server_that_is_not_there_is_said_to_be_unreachable():
         asyncio.run(ask())
 
 
+def test_https_to_a_server_without_tls_says_so_and_names_the_other_address():
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(64)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def ask(client: Client) -> None:
+        await Client(client.url.replace("http://", "https://")).request("GET", "/")
+
+    with pytest.raises(Unreachable, match=r"there is no TLS on this port\. Nothing was sent\. .* try http://127") as no:
+        talk(plain, ask)
+    assert "certificate" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (b"", r"closed the connection before it answered\. If it speaks TLS, try https://127"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", r"this port speaks TLS\. Try https://127"),
+    ],
+)
+def test_http_to_a_port_with_tls_names_the_other_address(said, sentence):
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(64)
+        writer.write(said)
+        await writer.drain()
+
+    with pytest.raises(Unreachable, match=sentence):
+        talk(server, get())
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:notaport", "http://x/?q=1"])
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(CrowdmlError):

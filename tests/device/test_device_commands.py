@@ -20,7 +20,9 @@ from crowdml.cli.output import Report
 from crowdml.device.client import Client, Unreachable
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, offer
+from crowdml.device.joining import Listed, choose_task
 from crowdml.device.verification import check_receipts
+from crowdml.errors import UnknownName
 from crowdml.protocols import find
 from crowdml.server.tls import local_certificate
 from crowdml.server.transcript import write_transcript
@@ -119,6 +121,48 @@ def test_a_wrong_option_is_one_sentence_and_the_server_hears_of_no_device(server
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert len(server.hub.keys) == before
+
+
+def listed(name: str, state: str, digit: str = "a") -> Listed:
+    return Listed(digit * 64, name, "", state)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "sentence"),
+    [
+        ([], None, "No study runs there yet."),
+        ([], "city", "No study runs there yet."),
+        ([listed("city", "stopped")], None, "The study 'city' was stopped."),
+        ([listed("city", "stopped"), listed("town", "running", "b")], "city", "The study 'city' was stopped."),
+        ([listed("city", "draft")], None, "The study 'city' does not run yet."),
+        (
+            [listed("city", "paused")],
+            None,
+            "The study 'city' is paused. Try again later, or join it now with --task city.",
+        ),
+        (
+            [listed("city", "stopped"), listed("town", "paused", "b")],
+            None,
+            "No study runs there now. The server has: city (stopped), town (paused).",
+        ),
+        ([listed("city", "running")], "town", f"No study there is called 'town'. The server has: city ({'a' * 12})."),
+        (
+            [listed("city", "running"), listed("town", "running", "b")],
+            None,
+            "2 studies run there. Name one by its name or hash with --task. "
+            f"The server has: city ({'a' * 12}), town ({'b' * 12}).",
+        ),
+    ],
+)
+def test_where_no_study_can_be_joined_the_reason_is_one_sentence(there, wanted, sentence):
+    with pytest.raises(UnknownName) as refused:
+        choose_task(there, wanted)
+    assert str(refused.value) == sentence
+
+
+def test_the_study_that_runs_is_chosen_and_a_paused_one_by_its_name():
+    there = [listed("city", "paused"), listed("town", "running", "b")]
+    assert [choose_task(there, wanted).name for wanted in (None, "city", "b" * 8)] == ["town", "city", "town"]
 
 
 def test_rows_that_do_not_fit_are_refused_before_any_price_is_shown(server, tmp_path):

@@ -22,6 +22,9 @@ from crowdml.wire.problems import LARGEST_PROBLEM, Problem
 __all__ = ["Answer", "Client", "Limits", "Unreachable"]
 
 LARGEST_HEAD = 65_536
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL says of an answer that is not TLS: it differs by version, and by what came."""
+TLS_ALERT = b"\x15\x03"
 LONGEST_RETRY = 7 * 86_400
 """Seconds: what a server may ask a device to wait in one answer."""
 
@@ -206,6 +209,11 @@ class Client:
         except TimeoutError as error:
             raise Unreachable(f"{self.url} did not answer within {seconds:g} s.") from error
         except ssl.SSLError as error:
+            if error.reason in NO_TLS:
+                raise Unreachable(
+                    f"{self.url}: there is no TLS on this port. Nothing was sent. "
+                    f"If the server is meant to be without it, try {self._other_scheme()}."
+                ) from error
             raise Unreachable(
                 f"{self.url} has no certificate that we trust ({error.reason or error}). "
                 "Nothing was sent. Name the server's own authority with --ca."
@@ -226,7 +234,7 @@ class Client:
         except EOFError as error:
             if connection.used and not connection.data:
                 raise _Stale from error
-            raise Unreachable(f"{self.url} closed the connection before it answered.") from error
+            raise self._unanswered(connection) from error
         version, status, headers = self._parse(first)
         try:
             body, framed = await self._body(connection, method, status, headers, largest, deadline)
@@ -236,6 +244,18 @@ class Client:
         said = headers.get("connection", "").lower()
         keep = said != "close" if version == "HTTP/1.1" else said == "keep-alive"
         return Answer(status, headers, body), framed and keep
+
+    def _unanswered(self, connection: _Connection) -> Unreachable:
+        """It was closed without an answer in HTTP: as by a server that waits for TLS."""
+        said = f"{self.url} closed the connection before it answered."
+        if self._tls is not None or connection.used:
+            return Unreachable(said)
+        if connection.data.startswith(TLS_ALERT):
+            return Unreachable(f"{self.url}: this port speaks TLS. Try {self._other_scheme()}.")
+        return Unreachable(f"{said} If it speaks TLS, try {self._other_scheme()}.")
+
+    def _other_scheme(self) -> str:
+        return ("https" if self._tls is None else "http") + self.url[self.url.index(":") :]
 
     async def _more(self, connection: _Connection, deadline: float) -> None:
         left = deadline - asyncio.get_running_loop().time()

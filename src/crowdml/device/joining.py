@@ -16,6 +16,7 @@ from crowdml.protocol import Protocol
 from crowdml.records import record
 from crowdml.storage import Budget, Charge, Ledger
 from crowdml.task import Task
+from crowdml.texts import one_line
 from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
@@ -57,12 +58,26 @@ def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
     running = [each for each in listed if each.state in ("running", "")]
     if wanted is not None:
         running = [each for each in listed if each.name == wanted or each.hash.startswith(wanted[:64].ljust(8, "-"))]
-    if len(running) == 1:
+    if len(running) == 1 and running[0].state != "stopped":
         return running[0]
-    names = ", ".join(f"{each.name} ({each.hash[:12]})" for each in listed) or "none"
-    if wanted is None:
-        raise UnknownName(f"{len(running)} tasks run there; name one with --task. The server has: {names}.")
-    raise UnknownName(f"{len(running)} tasks there are called {wanted!r}. The server has: {names}.")
+    if not listed:
+        raise UnknownName("No study runs there yet.")
+    names = ", ".join(f"{one_line(each.name)} ({each.hash[:12]})" for each in listed)
+    if running and running[0].state == "stopped" and len({each.state for each in running}) == 1:
+        raise UnknownName(f"The study {one_line(running[0].name)!r} was stopped.")
+    if running:
+        called = "run there" if wanted is None else f"there are called {wanted!r}"
+        which = "by its name or hash" if wanted is None else "by its hash"
+        raise UnknownName(f"{len(running)} studies {called}. Name one {which} with --task. The server has: {names}.")
+    if wanted is not None:
+        raise UnknownName(f"No study there is called {wanted!r}. The server has: {names}.")
+    if len(listed) == 1:
+        name, state = one_line(listed[0].name), listed[0].state
+        if state == "paused":
+            raise UnknownName(f"The study {name!r} is paused. Try again later, or join it now with --task {name}.")
+        raise UnknownName(f"The study {name!r} {'was stopped' if state == 'stopped' else 'does not run yet'}.")
+    states = ", ".join(f"{one_line(each.name)} ({one_line(each.state)})" for each in listed)
+    raise UnknownName(f"No study runs there now. The server has: {states}.")
 
 
 async def fetch_task(
