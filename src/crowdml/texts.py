@@ -1,10 +1,10 @@
-"""Texts of others, on a terminal: no character in them may move the cursor, hide words or turn their order around."""
+"""Texts on a terminal: no character of another may move the cursor, hide words or turn their order around."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["harmless", "hidden_control", "one_line"]
+__all__ = ["count_text", "harmless", "hidden_control", "one_line"]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but tab and newline, delete, C1, separators of lines and paragraphs, bidirectional controls, lone surrogates."""
@@ -19,6 +19,11 @@ def hidden_control(text: str) -> str | None:
 def harmless(text: str) -> str:
     """`text` with every such character replaced by one that shows; tabs and newlines stay."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def count_text(number: int, thing: str) -> str:
+    """'1 check-in', '2,000 check-ins'."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def one_line(text: str) -> str:

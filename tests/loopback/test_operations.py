@@ -109,6 +109,30 @@ def test_a_model_is_exported_with_a_card_whose_five_lines_load_it_and_predict(
     assert printed.getvalue().strip() in ("['a']", "['b']")
 
 
+def test_a_file_that_is_no_backup_is_refused_and_no_folder_is_left(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text('name = "city"\n')
+    for file, said in (("study.toml", "is no backup of a crowdml server"), ("absent", "there is no backup")):
+        assert said in refused("restore", str(tmp_path / file), "--folder", str(tmp_path / "deep" / "re0"))
+    (tmp_path / "mine").mkdir()
+    refused("restore", str(tmp_path / "study.toml"), "--folder", str(tmp_path / "mine"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mine", "study.toml"]
+
+
+def test_what_is_one_is_not_said_as_many(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with serving(tmp_path / "data", TASK, limits=MANY) as server:
+        give(server.device(), 1)
+        crowdml("backup", str(tmp_path / "copy"), "--folder", data)
+        files = ("--model", str(tmp_path / "m.safetensors"), "--transcript", str(tmp_path / "told"))
+        said = crowdml("task", "export", TASK.name, "--folder", data, *files).out
+    assert "1 check-in up to" in " ".join(said.split())
+    card = next(tmp_path.glob("m*.md")).read_text()
+    assert "| 1 check-in of 1 device |" in card
+    assert "(1 check-in)" in card
+    back = crowdml("restore", str(tmp_path / "copy"), "--folder", str(tmp_path / "again")).out
+    assert "Restored 1 task with 1 check-in to" in " ".join(back.split())
+
+
 def test_a_backup_is_taken_while_check_ins_come_in_and_restores_to_a_server_that_goes_on(tmp_path: Path) -> None:
     with serving(tmp_path / "data", TASK, limits=MANY) as server:
         device, busy = server.device(), server.device()

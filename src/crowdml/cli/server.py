@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from crowdml.cli.output import OutputError, Report, json_option, size_text, whole_file
 from crowdml.cli.task import find_task, task
+from crowdml.texts import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,8 +149,8 @@ def export(
         if transcript_path is not None:
             with whole_file(Path(transcript_path)) as draft, draft.open("wb") as file:
                 done = write_transcript(store, hash_, file)
-            kept = done.check_ins - done.first
-            report.line(f"Transcript: {transcript_path}, {kept:,} check-ins up to version {done.version}")
+            kept = count_text(done.check_ins - done.first, "check-in")
+            report.line(f"Transcript: {transcript_path}, {kept} up to version {done.version}")
             result |= {"transcript": transcript_path, "first": done.first, "check_ins": done.check_ins,
                        "version": done.version, "publication": done.hash}  # fmt: skip
     report.finish({"name": name, "hash": hash_.hex(), **result})
@@ -200,9 +202,17 @@ def restore(file: Path, folder: Path, database: str | None, json_path: str | Non
     report = Report(json_path)
     if database is not None:
         raise OutputError("A backup is restored into a folder. PostgreSQL has its own tool: pg_restore.")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    put_back(file, folder / DATABASE)
+    try:
+        put_back(file, folder / DATABASE)
+    except BaseException:
+        for each in made:  # what was made for nothing goes again
+            with contextlib.suppress(OSError):
+                each.rmdir()
+        raise
     with Store(folder / DATABASE) as store:
         lengths = store.check()
-    report.line(f"Restored {len(lengths)} tasks with {sum(lengths.values()):,} check-ins to {folder}.")
+    tasks, check_ins = count_text(len(lengths), "task"), count_text(sum(lengths.values()), "check-in")
+    report.line(f"Restored {tasks} with {check_ins} to {folder}.")
     report.finish({"folder": str(folder), "check_ins": {hash_.hex(): count for hash_, count in lengths.items()}})

@@ -16,6 +16,7 @@ from crowdml.protocol import quote
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import Store
 from crowdml.task import Task
+from crowdml.texts import count_text
 from crowdml.wire.keys import Key
 
 
@@ -104,7 +105,7 @@ def model_card(model: Exported, *files: str) -> str:
     observers = ", ".join(sorted({row.mechanism.observer.value for row in rows}))
     adjacencies = ", ".join(sorted({row.mechanism.sensitivity.adjacency.value for row in rows}))
     leaves = "\n".join(f"| {row.row} | {row.mechanism.kind} | `{row.loss}` | {row.mechanism.promise} |" for row in rows)
-    norm = task.features.norm
+    norm, most = task.features.norm, count_text(model.most, "check-in")
     use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
     return f"""# {task.title or task.name}
 
@@ -116,7 +117,7 @@ def model_card(model: Exported, *files: str) -> str:
 | model | {task.model["kind"]}, {" x ".join(map(str, model.weights.shape))} weights, version {model.version} |
 | features | {task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g} |
 | labels | {", ".join(task.labels.classes) or "a number"} |
-| made of | {model.check_ins:,} check-ins of {model.devices:,} devices |
+| made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")} |
 
 ## Privacy
 
@@ -126,7 +127,7 @@ def model_card(model: Exported, *files: str) -> str:
 | adjacency | {adjacencies} |
 | observer | {observers} |
 | a sample's ε | {_epsilon(model.sample_epsilon)} at δ = {task.privacy.delta:g} |
-| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({model.most} check-ins) |
+| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({most}) |
 | accountant | losses as the noise proves them (pure, zCDP, Rényi), composed exactly, converted once at δ |
 
 Data never seen: no sample left its device. {task.collects}

@@ -237,6 +237,20 @@ def test_neither_backup_nor_restore_writes_over_a_file(tmp_path):
         restore(tmp_path / "nothing.db", tmp_path / "new.db")
 
 
+def test_what_is_no_backup_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "study.toml").write_text('name = "city"\n')
+    (tmp_path / "empty").touch()
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("create table sums (x integer)")
+        other.commit()
+    for file in ("study.toml", "empty", "other.db"):
+        before = (tmp_path / file).read_bytes()
+        with pytest.raises(StoreError, match=rf"{file} is no backup of a crowdml server\. Nothing was written\."):
+            restore(tmp_path / file, tmp_path / "new.db")
+        assert (tmp_path / file).read_bytes() == before
+    assert not (tmp_path / "new.db").exists()
+
+
 def test_a_damaged_backup_is_not_put_in_place(tmp_path):
     with Store(made(tmp_path / "server.db", entries=100)) as store:
         store.backup(tmp_path / "copy.db")

@@ -298,9 +298,26 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
             raise StoreError(f"{file} is there. {NOTHING_WRITTEN} Move it away before you restore a backup over it.")
     if not source.is_file():
         raise StoreError(f"there is no backup {source}. {NOTHING_WRITTEN} Name the file that `crowdml backup` wrote.")
+    if not _is_ours(source):
+        raise StoreError(
+            f"{source} is no backup of a crowdml server. {NOTHING_WRITTEN} Name the file that `crowdml backup` wrote."
+        )
     with Database(source) as database:
         database.check_pages()
         database.backup(target)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether the file is a SQLite database with our schema. It is only read; a damaged one is told elsewhere."""
+    try:
+        with file.open("rb") as opened:
+            if opened.read(16) != b"SQLite format 3\0":
+                return False
+        with contextlib.closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+    except (OSError, sqlite3.Error):
+        return True
+    return "alembic_version" in tables and bool(tables & set(metadata.tables))
 
 
 def utc(time: str) -> str:
