@@ -99,10 +99,13 @@ def test_without_a_file_the_commands_to_join_are_printed(folder: Path):
         (("--rate", "0"), "at least 1"),
         (("--task", "none"), "No task here is called"),
         (("--address", "nowhere"), "is no address"),
+        (("--sheet", "cards.pdf"), "cards.pdf: a sheet to print ends in .html. No invitation was made."),
     ],
 )
 def test_what_cannot_be_invited_is_one_sentence(folder: Path, options: tuple[str, ...], said: str):
+    before = crowdml("invitation", "list", "--folder", str(folder), "--json", "-").json
     assert said in refused("invite", "--folder", str(folder), *options)
+    assert crowdml("invitation", "list", "--folder", str(folder), "--json", "-").json == before
 
 
 def test_a_folder_without_a_server_is_said(tmp_path: Path):

@@ -149,6 +149,8 @@ def invite(
     )
 
     report, now = Report(json_path), utc_now()
+    if sheet_path is not None and Path(sheet_path).suffix.lower() != ".html":
+        raise OutputError(f"{sheet_path}: a sheet to print ends in .html. No invitation was made.")
     for path in (csv_path, sheet_path):
         if path is not None:
             check_place(Path(path))  # before a code exists
