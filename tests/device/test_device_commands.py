@@ -64,13 +64,20 @@ def test_an_owner_joins_sees_the_price_caps_it_reads_the_ledger_and_leaves(serve
     assert "blurred so that no sample shows" in refused.stdout
     first = command("join", server.address, server.code, "--source", source, "--yes", "--check-ins", 1, cwd=tmp_path)
     assert "any one sample loses at most ε = 1.5" in " ".join(first.stdout.split())
+    assert ", this device ε = " in " ".join(first.stdout.split())
     consent = json.loads((tmp_path / "crowdml-device" / "consent.json").read_text())[TASK.hash.hex()]
     assert (consent["by"], len(consent["promises"])) == ("--yes", 2)
-    command("budget", "set", "--epsilon", "2", "--samples", 10, cwd=tmp_path)
+    capped = command("budget", "set", "--epsilon", "2", "--samples", 10, cwd=tmp_path).stdout
+    assert "kept in crowdml-device." in " ".join(capped.split())
+    assert "already" not in capped
     again = command("join", server.address, server.code, "--source", source, "--json", "-", cwd=tmp_path)
     result = json.loads(again.stdout)
     assert (result["check_ins"], result["endings"]) == (1, {"budget": 1})
     assert "0 of 10 are left of your budget" in again.stderr
+    for more in (("--samples", 10), ("--samples", 100, "--device-epsilon", "1/2")):
+        spent = command("budget", "set", "--epsilon", "2", *more, cwd=tmp_path).stdout
+        assert "already" in spent
+        assert "no more is given under this budget." in " ".join(spent.split())
     ledger = json.loads(command("ledger", "--folder", "crowdml-device", "--json", "-", cwd=tmp_path).stdout)
     assert (ledger["samples"], len(ledger["charges"])) == (10, 4)
     left = command("leave", "--yes", cwd=tmp_path)
@@ -341,7 +348,11 @@ def test_a_join_that_fails_before_anything_was_enrolled_leaves_nothing_behind(se
 
 
 def test_a_folder_with_the_owners_budget_outlives_a_join_that_fails(server, tmp_path):
-    command("budget", "set", "--epsilon", "2", "--samples", 10, cwd=tmp_path)
+    options = ("--epsilon", "2", "--samples", 10)
+    refused = command("budget", "set", *options, cwd=tmp_path, code=1)
+    assert "There is no device in crowdml-device" in refused.stderr
+    assert not (tmp_path / "crowdml-device").exists()
+    command("budget", "set", *options, "--before-joining", cwd=tmp_path)
     source = write_rows(tmp_path / "rows.csv", 30)
     command("join", server.address, "no-such-code", "--source", source, "--yes", cwd=tmp_path, code=1)
     assert (tmp_path / "crowdml-device" / "device.json").exists()

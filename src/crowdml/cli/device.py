@@ -12,14 +12,14 @@ import click
 
 from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
 from crowdml.errors import CrowdmlError
-from crowdml.texts import one_line
+from crowdml.texts import count_text, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet, Rates, Summary
-    from crowdml.device.folder import Consent, Folder
+    from crowdml.device.folder import Consent, Folder, OwnerBudget
     from crowdml.task import Task
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ new_data_option = click.option(
 seed_option = click.option("--seed", type=int, help="For the data set 'synthetic' alone: the seed it is made from.")
 
 
-@click.command()
+@click.command(short_help="Join a study as a device, and take part.")
 @click.argument("url")
 @click.argument("code")
 @click.option("--source", required=True, help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION.")
@@ -119,11 +119,11 @@ def join(
     with attempt.joining():
         summary = _run(url, ca or home.authority, 4, work)
     report.line(summary.reason)
-    report.line(_spent(summary))
+    report.line(_spent(summary, "this device"))
     report.finish(_plain(summary))
 
 
-@click.command()
+@click.command(short_help="Run many real devices from one process.")
 @click.argument("url")
 @click.argument("code")
 @click.option("--devices", default=100, show_default=True, type=click.IntRange(1, 100_000), help="How many devices.")
@@ -193,7 +193,7 @@ def fleet(
     ):
         table.add_row(name, value)
     report.print(table)
-    report.line(_spent(summary))
+    report.line(_spent(summary, "the dearest device"))
     report.finish(_plain(summary))
 
 
@@ -228,7 +228,8 @@ def leave(folder: Path, yes: bool, even_if_unreachable: bool, json_path: str | N
             if not even_if_unreachable:
                 raise OutputError(
                     f"{error} The server was not told and nothing was erased. Try again later, or erase the folder all "
-                    "the same with --even-if-unreachable: nothing more is sent then, and the server waits in vain."
+                    "the same with --even-if-unreachable: nothing more is sent then, and the server keeps what it "
+                    "knows of the device."
                 ) from error
             told = False
         home.erase()
@@ -247,9 +248,16 @@ def budget() -> None:
 @click.option("--samples", required=True, type=click.IntRange(min=0), help="How many samples are given in a life.")
 @click.option("--device-epsilon", help="What the device may cost in all, as if all its samples were replaced.")
 @click.option("--delta", default=1e-6, show_default=True, help="At which delta the epsilons are meant.")
+@click.option("--before-joining", is_flag=True, help="Set it in a folder whose device joins later.")
 @json_option
 def set_(
-    folder: Path, epsilon: str, samples: int, device_epsilon: str | None, delta: float, json_path: str | None
+    folder: Path,
+    epsilon: str,
+    samples: int,
+    device_epsilon: str | None,
+    delta: float,
+    before_joining: bool,
+    json_path: str | None,
 ) -> None:
     """Set what this device may give over all tasks. It holds from the next start; nothing given is taken back."""
     from crowdml.device.folder import Folder, OwnerBudget
@@ -258,14 +266,45 @@ def set_(
     report, home = Report(json_path), Folder(folder)
     device = None if device_epsilon is None else str(exact(device_epsilon))
     chosen = OwnerBudget(str(exact(epsilon)), samples, device, delta)
+    _ = chosen.budget  # one that cannot be kept is refused before anything is made
+    if not home.joined and not before_joining:
+        raise OutputError(
+            f"There is no device in {folder}: nothing has joined from there. Nothing was changed. Name the device's "
+            "--folder, or say --before-joining where it will join later."
+        )
     with home.locked():
         home.set_budget(chosen)
+        spent = _reached(home, chosen) if home.joined and not home.lost else ()
     cap = "" if device is None else f", and the device at most ε = {float(exact(device)):g}"
     report.line(
         f"Over all tasks any one sample may cost at most ε = {float(exact(epsilon)):g}, at most {samples:,} samples "
-        f"are given{cap} (δ = {delta:g})."
+        f"are given{cap} (δ = {delta:g}). That is kept in {folder}."
     )
-    report.finish({"epsilon": chosen.epsilon, "samples": samples, "device_epsilon": device, "delta": delta})
+    for sentence in spent:
+        report.line(sentence)
+    report.finish(
+        {"epsilon": chosen.epsilon, "samples": samples, "device_epsilon": device, "delta": delta,
+         "folder": str(folder), "spent": bool(spent)}
+    )  # fmt: skip
+
+
+def _reached(home: Folder, chosen: OwnerBudget) -> tuple[str, ...]:
+    """In sentences, what of a budget its devices have spent already; none where all have some left.
+
+    A spent ε of single samples stops nothing: fresh ones have all of it.
+    """
+    with home.ledger() as ledger:
+        each_of = [ledger.of(number) for number in ledger.devices() or (0,)]
+        left, given = [each.allowance(chosen.budget) for each in each_of], max(each.samples_given() for each in each_of)
+    whose = "This device" if len(left) == 1 else f"{{}} of {len(left)} devices"
+    said: list[str] = []
+    if many := sum(not each.samples for each in left):
+        verb = "has" if many == 1 else "have"
+        said.append(f"{whose.format(many)} {verb} given {given:,} samples already: no more is given under this budget.")
+    elif many := sum(each.device_epsilon is not None and each.device_epsilon <= 0 for each in left):
+        verb = "has" if many == 1 else "have"
+        said.append(f"{whose.format(many)} {verb} paid as much in all already: no more is given under this budget.")
+    return tuple(said)
 
 
 # --- what they share ---
@@ -434,11 +473,11 @@ def _rates_table(rates: Rates) -> Any:
     return table
 
 
-def _spent(summary: Summary) -> str:
+def _spent(summary: Summary, device: str) -> str:
     return (
-        f"{summary.check_ins:,} check-in{'' if summary.check_ins == 1 else 's'}. "
+        f"{count_text(summary.check_ins, 'check-in')}. "
         "Over everything ever given the dearest sample has paid ε = "
-        f"{epsilon_text(summary.epsilon_sample)}, the dearest device ε = {epsilon_text(summary.epsilon_device)} "
+        f"{epsilon_text(summary.epsilon_sample)}, {device} ε = {epsilon_text(summary.epsilon_device)} "
         f"(δ = {summary.delta:g})."
     )
 
