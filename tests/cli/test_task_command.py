@@ -169,3 +169,11 @@ def test_words_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr()
     assert shown.out.count("before\ufffd[8m\ufffd8m\ufffdafter") == 3
     assert shown.err.count("before\ufffd[8m\ufffd8m\ufffdafter") == 2
+
+
+def test_the_lists_of_commands_are_in_whole_sentences():
+    for arguments in ((), ("task",)):
+        lines = crowdml(*arguments, "--help").out.partition("Commands:")[2].splitlines()
+        cut = {line.split()[0] for line in lines if line.endswith("...")}
+        assert cut <= {"serve"}
+    assert "start, stop and export them on a server" in crowdml("task", "--help").out

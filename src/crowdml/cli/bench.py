@@ -10,7 +10,7 @@ from crowdml.cli.output import Report, json_option, make_table
 from crowdml.errors import UnknownName
 
 
-@click.command()
+@click.command(short_help="Measure ours beside hand-written limits.")
 @click.argument("name", required=False)
 @click.option("--plot", "plot_path", default=None, help="Also draw it; for the benchmark `scale`.")
 @json_option

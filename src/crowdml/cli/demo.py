@@ -39,7 +39,7 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """The demo's server broke its promise."""
 
 
-@click.command()
+@click.command(short_help="Watch the whole loop on this machine.")
 @click.option("--keep", is_flag=True, help="Go on serving until Ctrl-C, and show an operator's login.")
 @click.option(
     "--devices", type=click.IntRange(1, 107), metavar="N", default=100, show_default=True, help="How many devices."

@@ -22,7 +22,7 @@ LINK_LASTS = 600
 """Seconds that the owner's link holds."""
 
 
-@click.command()
+@click.command(short_help="Show what this device has spent.")
 @click.option(
     "--folder",
     default="crowdml-device",

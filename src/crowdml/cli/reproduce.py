@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from crowdml.experiments.figure import Figure
 
 
-@click.command()
+@click.command(short_help="Reproduce figures of the papers.")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--quick", is_flag=True, help="A small run for a look or a test.")
 @click.option("--trials", type=int, help="How many trials; without it the figure's own number.")

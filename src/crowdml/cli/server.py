@@ -44,7 +44,7 @@ def open_store(folder: Path, database: str | None) -> Store:
     return Store(database or path)
 
 
-@task.command("start")
+@task.command("start", short_help="Host a task on a server, or go on with it.")
 @click.argument("name", metavar="TASK")
 @click.option(
     "--closed/--open",
@@ -71,7 +71,7 @@ def start(name: str, closed: bool | None, folder: Path, database: str | None, js
     _change("running", host, folder, database, json_path, closed)
 
 
-@task.command("stop")
+@task.command("stop", short_help="Take no more check-ins for a task.")
 @click.argument("name", metavar="TASK")
 @click.option("--pause", is_flag=True, help="Only for now: devices are asked to come back.")
 @store_options
@@ -107,7 +107,7 @@ def _change(
     report.finish({"name": found.name, "hash": hash_.hex(), "state": state, "closed": found.closed})
 
 
-@task.command("export")
+@task.command("export", short_help="Export a model, or its transcript.")
 @click.argument("name", metavar="TASK")
 @click.option("--model", "model_path", metavar="FILE.safetensors", default=None, help="The weights, and a card beside.")
 @click.option("--onnx", "onnx_path", metavar="FILE.onnx", default=None, help="The model as ONNX, and a card beside.")
@@ -156,7 +156,7 @@ def export(
     report.finish({"name": name, "hash": hash_.hex(), **result})
 
 
-@click.command()
+@click.command(short_help="Rebuild published weights bit for bit.")
 @click.argument("transcript", type=click.Path(path_type=Path))
 @click.option("--out", default=None, metavar="FILE", help="Write the publication's bytes, to compare them.")
 @json_option
@@ -178,7 +178,7 @@ def replay(transcript: Path, out: str | None, json_path: str | None) -> None:
                    "version": done.version, "publication": done.hash, "stopped": done.reason})  # fmt: skip
 
 
-@click.command()
+@click.command(short_help="Copy a server's database while it serves.")
 @click.argument("file", type=click.Path(path_type=Path))
 @store_options
 def backup(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
@@ -190,7 +190,7 @@ def backup(file: Path, folder: Path, database: str | None, json_path: str | None
     report.finish({"path": str(file), "bytes": size})
 
 
-@click.command()
+@click.command(short_help="Put a backup into an empty server folder.")
 @click.argument("file", type=click.Path(path_type=Path))
 @store_options
 def restore(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:

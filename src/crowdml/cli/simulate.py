@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from crowdml.task import Task
 
 
-@click.command()
+@click.command(short_help="Run a task on a crowd of simulated devices.")
 @click.argument("task", metavar="TASK")
 @click.option("--data", "data_name", metavar="NAME", help="The data set; without it the one named as the task is.")
 @click.option(

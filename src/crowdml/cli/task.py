@@ -1,4 +1,4 @@
-"""`crowdml task`: look at a task file before anybody runs it."""
+"""`crowdml task`: look at a task file before anybody runs it. What a server does with one is in `cli/server.py`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def find_task(given: str) -> Task:
     return load(given)
 
 
-@click.group()
+@click.group(short_help="Write, check, start, stop and export tasks.")
 def task() -> None:
-    """List, check and write task files."""
+    """Write, check and list tasks; start, stop and export them on a server."""
 
 
 @task.command("list")
