@@ -12,6 +12,7 @@ import json
 import math
 import os
 import secrets
+import struct
 import sys
 import time
 from base64 import urlsafe_b64encode
@@ -56,10 +57,8 @@ def open_receipt(data, server_key):
     receipt = msgpack.unpackb(data)
     signature, path = receipt.pop("signature"), receipt.pop("path")
     root = sha256(b"\0" + pack(receipt)).digest()
-    if len(path) % 33 or any(side > 1 for side in path[::33]):
-        raise ValueError("the path of a receipt is steps of 33 bytes, and each begins with 0 or 1")
-    for at in range(0, len(path), 33):  # 0 or 1: where the other hash stands; and that hash
-        root = sha256(b"\1" + (root + path[at + 1 : at + 33] if path[at] else path[at + 1 : at + 33] + root)).digest()
+    for side, other in struct.iter_unpack("B32s", path):  # 0 or 1: where the other hash stands; and that hash. No more
+        root = sha256(b"\1" + (other + root, root + other)[side]).digest()
     Ed25519PublicKey.from_public_bytes(server_key).verify(signature, b"crowdml/receipts/1" + root)
     return receipt
 
@@ -209,8 +208,7 @@ def take_part(url, code, table, path, check_ins):
         receipt = open_receipt(body, bytes.fromhex(state["server_key"]))
         if (receipt["task"], receipt["device"], receipt["hash"]) != (task, key.id, sha256(data).digest()):
             raise SystemExit("The receipt is for another check-in.")
-        state["outbox"] = ""
-        save(path, state)
+        save(path, state := {**state, "outbox": ""})
         print(f"check-in {receipt['seq']} is number {receipt['index']} of the journal", flush=True)
         time.sleep(float(headers.get("Crowdml-Next", 0)) if state["done"] < most else 0)
     print(json.dumps({"check_ins": state["done"], **plan.statement(state["done"])}))
