@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -218,10 +219,10 @@ class Front:
         now = time.monotonic()
         if problem.slug == "busy" and now - self._busy_said < 1:
             self.hub.counts["busy"] = self.hub.counts.get("busy", 0) + 1
-            response = problem_response(problem, {})
-        else:
-            self._busy_said = now if problem.slug == "busy" else self._busy_said
-            response = note(problem, scope, self.hub)
+            status, headers, body = _busy(problem.detail, problem.retry_after)
+            return status, list(headers), body
+        self._busy_said = now if problem.slug == "busy" else self._busy_said
+        response = note(problem, scope, self.hub)
         return response.status_code, response.raw_headers, bytes(response.body)
 
     def _problem(self, error: Exception, scope: Scope) -> Problem:
@@ -294,6 +295,13 @@ class Front:
 def largest_check_in(runner: TaskRunner, hub: Hub) -> int:
     """Bytes of the largest check-in that the task could take, or that the operator allows."""
     return min(hub.limits.body, LARGEST_AROUND + largest_body(runner.fold.expected))
+
+
+@lru_cache(maxsize=1024)
+def _busy(detail: str, retry_after: int | None) -> tuple[int, tuple[Header, ...], bytes]:
+    """A refusal that a crowd hears at once: made once for each second to come back at."""
+    response = problem_response(Problem("busy", detail, retry_after=retry_after), {})
+    return response.status_code, tuple(response.raw_headers), bytes(response.body)
 
 
 def receipt_headers(size: int, window: int) -> list[Header]:
