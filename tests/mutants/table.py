@@ -278,8 +278,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "laplace noise added before clipping",
         MECHANISMS,
-        "return total + noise.discrete_laplace(self.scale, like=total)"
-        "\n\n\n@record\nclass GridGaussian",
+        "return total + noise.discrete_laplace(self.scale, like=total)\n\n\n@record\nclass GridGaussian",
         "noisy = total + noise.discrete_laplace(self.scale, like=total)\n"
         '        return self.grid.sum(self.grid.decode(noisy)[None], norm="l1", clip=self.clip)'
         "\n\n\n@record\nclass GridGaussian",
