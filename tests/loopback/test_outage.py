@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crowd import drain, register, signed
 from device import make_task
 from process import Server
+from returning import drain, register, signed
 
 from crowdml.messages import decode
 from crowdml.protocols.sgd import plan
