@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from crowdml.server.logs import Shape
 
 
-@click.command()
+@click.command(short_help="Run a server until it is stopped.")
 @click.option("--folder", default="crowdml-server", show_default=True, type=click.Path(path_type=Path),
               help="Where the server keeps everything.")  # fmt: skip
 @click.option(
