@@ -26,7 +26,7 @@ schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance  # noqa: E402
 
 TASK, CLOSED = make_task("open"), make_task("closed")
-LIMITS = Limits(device_rate=1e9, device_burst=1e9, address_rate=1e9, address_burst=1e9)
+LIMITS = Limits(device_rate=1e9, device_burst=1e9, address_rate=1e9, address_burst=1e9, address_connections=100_000)
 FEW, MANY = 15, 200
 
 schemathesis.openapi.media_type("application/msgpack", st.binary(max_size=300))
