@@ -182,7 +182,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
             answer["headers"] = {name: {"required": True, **HEADERS[name]} for name in names}
         answers[str(status)] = answer
     refusals: dict[int, list[str]] = {}
-    for slug in (*operation.problems, "too-many"):
+    for slug in dict.fromkeys((*operation.problems, "too-many", "busy")):  # what any request may hear
         refusals.setdefault(PROBLEMS[slug].status, []).append(slug)
     for status, slugs in sorted(refusals.items()):
         answers[str(status)] = {
