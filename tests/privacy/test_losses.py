@@ -221,7 +221,8 @@ def test_what_a_filter_allows_never_costs_more_than_its_budget(
     if allows(total, loss, epsilon, delta):
         after = total + loss
         assert after.epsilon(delta) <= epsilon * (1 + 1e-9)
-        assert allows(Total(), total, epsilon, delta)  # the order of the releases does not matter
+        # Not asserted: that it allows the first part alone. Where losses name different orders it may refuse that, which
+        # costs releases and no privacy: Renyi(2: 0, 3: 1) alone is refused at epsilon 1, delta 9.8e-4.
 
 
 @given(st.lists(st.one_of(SMALL.map(Pure), SMALL.map(ZCDP)), min_size=1, max_size=4), st.floats(1e-9, 1e-3))
