@@ -221,7 +221,7 @@ def test_what_a_filter_allows_never_costs_more_than_its_budget(
     if allows(total, loss, epsilon, delta):
         after = total + loss
         assert after.epsilon(delta) <= epsilon * (1 + 1e-9)
-        # Not asserted: that it allows the first part alone. Where losses name different orders it may refuse that, which
+        # Not asserted: that it allows the first part alone. Where losses name other orders it may refuse that, which
         # costs releases and no privacy: Renyi(2: 0, 3: 1) alone is refused at epsilon 1, delta 9.8e-4.
 
 
