@@ -273,8 +273,12 @@ class Total:
 
     @property
     def is_pure(self) -> bool:
-        """Whether it is epsilon-DP with delta = 0 for some finite epsilon."""
-        return not self.unbounded and self.zcdp == 0 and not any(self.values)
+        """Whether it is epsilon-DP with delta = 0 for some finite epsilon.
+
+        A divergence of zero at one order says that neighbours look the same, so the values at higher orders, which are
+        bounds, may be larger and mean nothing.
+        """
+        return not self.unbounded and self.zcdp == 0 and not any(self.values[:1])
 
     def divergence(self, order: Fraction) -> Fraction | None:
         """A bound on the Renyi divergence of this order, exact; None if there is none.
