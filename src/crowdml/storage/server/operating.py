@@ -24,7 +24,7 @@ from crowdml.storage.server.schema import (
     setting,
     task,
 )
-from crowdml.storage.server.store import Device, Store
+from crowdml.storage.server.store import Device, Store, read_devices
 from crowdml.wire.statements import Statement, open_statement
 
 __all__ = [
@@ -180,24 +180,8 @@ def find_devices(store: Store, search: str = "", *, after: str = "", limit: int 
         query = query.where(begins | device.c.number.in_(by_label))
     with store.reading() as connection:
         rows = connection.execute(query.order_by(device.c.id).limit(limit)).all()
-        pairs = connection.execute(
-            sa.select(admission.c.device, invitation.c.label)
-            .join(invitation, invitation.c.number == admission.c.invitation)
-            .where(admission.c.device.in_([row.number for row in rows]))
-            .order_by(admission.c.id)
-        ).all()
-    labels: dict[int, list[str]] = {}
-    for number, label in pairs:
-        labels.setdefault(number, []).append(label)
-    return [
-        DeviceRow(
-            Device(row.id, row.public_key, row.enrolled_at, row.revoked_at, row.withdrawn_at,
-                   tuple(labels.get(row.number, ()))),
-            row.received_at,
-            _statement(row.statement),
-        )
-        for row in rows
-    ]  # fmt: skip
+        found = read_devices(connection, rows)
+    return [DeviceRow(each, row.received_at, _statement(row.statement)) for each, row in zip(found, rows, strict=True)]
 
 
 def spent_statements(store: Store, most: int = 2_000) -> tuple[int, list[Statement]]:

@@ -489,26 +489,7 @@ class Store(Journal):
     def _devices(self, condition: Any, limit: int) -> list[Device]:
         with self.reading() as connection:
             rows = connection.execute(sa.select(device).where(condition).order_by(device.c.id).limit(limit)).all()
-            pairs = connection.execute(
-                sa.select(admission.c.device, invitation.c.label)
-                .join(invitation, invitation.c.number == admission.c.invitation)
-                .where(admission.c.device.in_([row.number for row in rows]))
-                .order_by(admission.c.id)
-            ).all()
-        labels: dict[int, list[str]] = {}
-        for number, label in pairs:
-            labels.setdefault(number, []).append(label)
-        return [
-            Device(
-                row.id,
-                row.public_key,
-                row.enrolled_at,
-                row.revoked_at,
-                row.withdrawn_at,
-                tuple(labels.get(row.number, ())),
-            )
-            for row in rows
-        ]
+            return read_devices(connection, rows)
 
     def revoke(self, device_id: str, at: str) -> bool:
         """Take no check-in from this device any more; whether there is such a device. What it gave stays."""
@@ -683,6 +664,30 @@ class Store(Journal):
 
 
 _TASK_OF_EVENT = task.alias("about")
+
+
+def read_devices(connection: Connection, rows: Sequence[Any]) -> list[Device]:
+    """The devices of these rows, each with the labels of the invitations that it used."""
+    pairs = connection.execute(
+        sa.select(admission.c.device, invitation.c.label)
+        .join(invitation, invitation.c.number == admission.c.invitation)
+        .where(admission.c.device.in_([row.number for row in rows]))
+        .order_by(admission.c.id)
+    ).all()
+    labels: dict[int, list[str]] = {}
+    for number, label in pairs:
+        labels.setdefault(number, []).append(label)
+    return [
+        Device(
+            row.id,
+            row.public_key,
+            row.enrolled_at,
+            row.revoked_at,
+            row.withdrawn_at,
+            tuple(labels.get(row.number, ())),
+        )
+        for row in rows
+    ]
 
 
 def _insert_device(connection: Connection, name: str, public_key: bytes, now: str) -> int:
