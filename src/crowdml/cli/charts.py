@@ -34,11 +34,12 @@ def draw(path: Path, heading: str, curves: list[Curve]) -> None:
         axes = figure.add_subplot(1, len(curves), place)
         x, trials = curve.simulated or (curve.x, curve.trials)
         count, what = len(trials), "simulated" if curve.simulated else "trials"
+        one = "the crowd, this run" if curve.simulated or count == 1 else "the first of them"
         if count > 1:
             low, high = trials.min(0), trials.max(0)
             axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.15, lw=0, label=f"lowest to highest of {count}")
             axes.plot(x, trials.mean(0), color=COLOURS[0], lw=1, ls=(0, (4, 2)), label=f"mean of {count} {what}")
-        axes.plot(curve.x, curve.trials[0], color=COLOURS[0], lw=2, marker="o", ms=3.5, label="the crowd, this run")
+        axes.plot(curve.x, curve.trials[0], color=COLOURS[0], lw=2, marker="o", ms=3.5, label=one)
         for (name, level), colour in zip(curve.levels, COLOURS[1:], strict=False):
             axes.axhline(level, color=colour, lw=1.6, label=f"{name}: {level:.2f}")
         if curve.chance is not None:

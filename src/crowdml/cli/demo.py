@@ -293,9 +293,10 @@ def _plot(path: Any, outcome: Outcome, beside: Comparison) -> None:
 
     compared, three, ten = beside.real, beside.three, beside.ten
     summary, curve = outcome.summary, np.asarray(outcome.proof.accuracy)
+    sample, device = epsilon_text(summary.epsilon_sample), epsilon_text(summary.epsilon_device)
     curves = [
         Curve(
-            f"Digits 0 to 2: {summary.devices} devices over HTTP, {outcome.each} digits each",
+            f"Digits 0 to 2: {summary.devices} devices over HTTP, {outcome.each} digits each, device ε {device}",
             np.arange(len(curve)),
             curve[None],
             levels(compared),
@@ -304,7 +305,7 @@ def _plot(path: Any, outcome: Outcome, beside: Comparison) -> None:
         )
     ]
     if ten is not None:
-        title = f"Ten digits, simulated: {ten.devices} devices, {ten.each} digits each"
+        spent = epsilon_text(ten.epsilon_device)
+        title = f"Ten digits, simulated: {ten.devices} devices, {ten.each} digits each, device ε {spent}"
         curves.append(Curve(title, ten.points, ten.accuracy, levels(ten.compared), ten.compared.chance))
-    sample, device = epsilon_text(summary.epsilon_sample), epsilon_text(summary.epsilon_device)
-    draw(path, f"A crowd learns: sample ε {sample}, device ε {device}, δ {summary.delta:g}", curves)
+    draw(path, f"A crowd learns: sample ε {sample}, δ {summary.delta:g}", curves)
