@@ -254,9 +254,12 @@ def test_a_charge_comes_back_as_it_was_written(ledger):
     ledger.take_serials(100)
     written = [
         Charge(TASK, "a", TENTH, Pure(Fraction(1)), Observer.ANYONE, Adjacency.REPLACE_SAMPLE, 0, 9, NOON),
-        Charge(TASK, "b", RHO, ZCDP(Fraction(3)), Observer.AGGREGATE, Adjacency.REPLACE_SAMPLE, 3, 3, NOON),
+        Charge(
+            TASK, "b", RHO, ZCDP(Fraction(3)), Observer.AGGREGATE, Adjacency.REPLACE_SAMPLE, 3, 3, NOON,
+            alone=ZCDP(Fraction(2)), device_alone=ZCDP(Fraction(30)),
+        ),
         Charge(OTHER, "c", RENYI, RENYI, Observer.DEVICES, Adjacency.REPLACE_DEVICE, 0, 99, "2025-01-31T12:00:00Z"),
-    ]
+    ]  # fmt: skip
     for each in written:
         ledger.charge(each.task, [each], [PLENTY])
     assert list(ledger.charges()) == written[::-1]

@@ -49,6 +49,9 @@ class Charge:
 
     `loss` is that of one sample of the span, `device_loss` that of all of them replaced at once. Where the release
     protects all of a device's data (`replace-device`) the two are the same.
+
+    What is seen as an aggregate alone has `loss` as long as enough of the others are honest. `alone` and
+    `device_alone` are what it costs if none of them is (review, R11); for other observers they are the loss itself.
     """
 
     task: bytes  # SHA-256 of the task file
@@ -60,6 +63,8 @@ class Charge:
     first_sample: int  # serials, both included
     last_sample: int
     charged_at: str  # UTC, ISO 8601
+    alone: Loss | None = None
+    device_alone: Loss | None = None
 
     def __post_init__(self) -> None:
         if len(self.task) != 32:
@@ -82,6 +87,7 @@ class Charge:
                 f"a charge costs one sample {self.loss} and the device {self.device_loss}, and to replace all samples "
                 f"is to replace this one too. {NOTHING_SENT} Pass a device loss that is at least that of a sample."
             )
+        _check_alone(self)
         if not _is_utc(self.charged_at):
             raise LedgerError(
                 f"a charge was made at {self.charged_at!r}, which is no UTC time in ISO 8601. {NOTHING_SENT} "
@@ -127,6 +133,14 @@ class Sent:
     content: bytes | None
     acknowledged: bool
     receipt: bytes | None
+
+
+@record
+class Round:
+    """The last round of masking that the device began for a task, and what it keeps of it: None when that is over."""
+
+    number: int
+    body: bytes | None
 
 
 @record
@@ -275,10 +289,7 @@ class Ledger:
             write = self._connection.execute
             self._know(task)
             serials = self._take_serials(len(samples))
-            self._connection.executemany(
-                "insert into waiting (device, task, serial, body) values (?, ?, ?, ?)",
-                [(self.device, task, serial, body) for serial, body in zip(serials, samples, strict=True)],
-            )
+            self._wait(task, zip(serials, samples, strict=True))
             if source is not None:
                 write(_WRITE_SOURCE, (self.device, source, taken))
         return serials
@@ -326,13 +337,16 @@ class Ledger:
         take: range | None = None,
         source: str | None = None,
         taken: int = 0,
+        keep: Sequence[bytes] = (),
+        round_: Round | None = None,
     ) -> None:
         """Write one step of a task: its charges, its sealed messages by sequence number, and the protocol's state.
 
         `contents` are hashes of what the messages say, kept beside the hash of their bytes.
         `given` are serials of waiting samples that it used: they wait no more. `done` are messages that these replace
         or that were refused for good: their bytes are forgotten. `take` are the next serials, where the samples of
-        this step have none yet; `source` and `taken` as in `keep`, where they waited at their source.
+        this step have none yet; `source` and `taken` as in `keep`, where they waited at their source. `keep` are those
+        samples, where they serve again: from now on they wait here. `round_` is where the device stands in its round.
         All of it or nothing, on disk when this returns. Raises `BudgetExhausted` where any of the budgets does not
         allow the charges; then nothing was written and nothing may be sent.
         """
@@ -348,6 +362,7 @@ class Ledger:
             self._know(task)
             if take is not None:
                 self._take_serials(len(take))
+                self._wait(task, zip(take, keep, strict=True) if keep else ())
             if source is not None:
                 write(_WRITE_SOURCE, (self.device, source, taken))
             if step is not None:
@@ -366,6 +381,22 @@ class Ledger:
                 self._memory.seq[task] = max(seq + 1, self._next_seq(task))
             if state is not None:
                 write(_WRITE_STATE, (self.device, task, state))
+            if round_ is not None:
+                write(_WRITE_ROUND, (self.device, task, round_.number, round_.body))
+
+    def keep_round(self, task: bytes, round_: Round) -> None:
+        """Keep where the device stands in its round. Rounds only grow, and one that is over never begins again."""
+        with self._transaction("immediate"):
+            self._know(task)
+            self._connection.execute(_WRITE_ROUND, (self.device, task, round_.number, round_.body))
+
+    def round(self, task: bytes) -> Round | None:
+        """The last round of this task that the device ever began; None before the first."""
+        with self._explained():
+            row = self._connection.execute(
+                "select number, body from round where device = ? and task = ?", (self.device, task)
+            ).fetchone()
+            return None if row is None else Round(*row)
 
     def next_seq(self, task: bytes) -> int:
         """The number under which this task's next message is sealed."""
@@ -441,8 +472,13 @@ class Ledger:
         a total that is at least each sample's in every part."""
         with self._transaction("deferred"):
             price, before, seen = self.price(charges), self.sample_ceiling(), self._seen_by(None)
-            fresh = price.samples >= samples  # else some were charged before, and the two may add
-            top = _ceiling_of_two(before, price.sample) if fresh else before + price.sample
+            own = price.sample
+            if charges and price.samples < samples:  # some were charged before: what those paid adds to this
+                step, start = _step_of(charges), _start(charges)
+                spans = [(start + first, start + last, total) for first, last, total in step.shape]
+                met = [each for first, last in step.spans for each in self._spans(None, start + first, start + last)]
+                own = ceiling(total for _, total in _front_of_shape(_shape([*met, *spans])[1]))
+            top = _ceiling_of_two(before, own)
             return _sum_of_two(seen.device, price.device), seen.given.size + price.samples, top
 
     def check(
@@ -467,10 +503,18 @@ class Ledger:
         with self._transaction("deferred"):
             return Total.of(total for _, _, total in self._spans(None, serial, serial))
 
-    def dearest_sample(self, delta: float) -> tuple[int, Total] | None:
-        """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge."""
+    def dearest_sample(self, delta: float, *, alone: bool = False) -> tuple[int, Total] | None:
+        """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge.
+
+        `alone`: if everyone else colludes, which may be another sample.
+        """
         with self._transaction("deferred"):
-            return dearest(self._front_of(None), lambda total: epsilon_of(total, delta))
+            if alone and self._any_masked():
+                first, last = self._extent(None)
+                found = front(self._spans(None, first, last, alone=True))
+            else:
+                found = self._front_of(None)
+            return dearest(found, lambda total: epsilon_of(total, delta))
 
     def sample_ceiling(self) -> Total:
         """A total that is at least every sample's in every part, and so at every delta. That of none is no loss."""
@@ -480,9 +524,14 @@ class Ledger:
                 self._memory.ceiling = ceiling(total for _, total in front)
             return self._memory.ceiling
 
-    def device_total(self) -> Total:
-        """What all releases together cost if all samples that this device ever gave are replaced."""
+    def device_total(self, *, alone: bool = False) -> Total:
+        """What all releases together cost if all samples that this device ever gave are replaced.
+
+        `alone`: and if everyone else colludes.
+        """
         with self._transaction("deferred"):
+            if alone and self._any_masked():
+                return self._device_total(None, _DEVICE_ALONE)
             return self._seen_by(None).device
 
     def samples_given(self) -> int:
@@ -509,7 +558,8 @@ class Ledger:
         """What was charged, newest first."""
         with self._explained():
             rows = self._connection.execute(
-                "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, charged_at "
+                "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, "
+                "charged_at, alone, device_alone "
                 "from charge where device = ?2 and (?1 is null or task = ?1) order by id desc",
                 (task, self.device),
             )
@@ -546,6 +596,12 @@ class Ledger:
             self._connection.execute("insert into serial (device, next) values (?, ?)", (self.device, first + n))
         self._memory.serial = first + n
         return range(first, first + n)
+
+    def _wait(self, task: bytes, samples: Iterable[tuple[int, bytes]]) -> None:
+        self._connection.executemany(
+            "insert into waiting (device, task, serial, body) values (?, ?, ?, ?)",
+            [(self.device, task, serial, body) for serial, body in samples],
+        )
 
     def _discard(self, serials: Iterable[int]) -> None:
         self._connection.executemany(
@@ -632,10 +688,10 @@ class Ledger:
                 f"{whose}. Nothing was sent. {remedy}"
             )
 
-    def _spans(self, task: bytes | None, first: int, last: int) -> Iterator[Priced]:
+    def _spans(self, task: bytes | None, first: int, last: int, *, alone: bool = False) -> Iterator[Priced]:
         """The charges that meet serials first to last, cut to them."""
         wanted = {"device": self.device, "task": task, "first": first, "last": last}
-        rows = self._connection.execute(_OVERLAPPING, wanted)
+        rows = self._connection.execute(_OVERLAPPING.format(loss=_ALONE if alone else "loss"), wanted)
         for loss, a, b, times in rows.fetchall():
             yield a, b, self._total(loss, times)
 
@@ -666,19 +722,33 @@ class Ledger:
         seen = self._memory.seen.get(task)
         if seen is None:
             whose = {"task": task, "device": self.device}
-            losses = self._connection.execute(f"select device_loss, count(*) {_OF} group by device_loss", whose)
-            device = Total.of([self._total(loss, times) for loss, times in losses.fetchall()])
             spans = self._connection.execute(f"select first_sample, last_sample {_OF}", whose).fetchall()
-            seen = self._memory.seen[task] = _Seen(device, covered(spans))
+            seen = self._memory.seen[task] = _Seen(self._device_total(task, "device_loss"), covered(spans))
         return seen
+
+    def _device_total(self, task: bytes | None, column: str) -> Total:
+        whose = {"task": task, "device": self.device}
+        losses = self._connection.execute(f"select {column}, count(*) {_OF} group by 1", whose)
+        return Total.of([self._total(loss, times) for loss, times in losses.fetchall()])
+
+    def _any_masked(self) -> bool:
+        """Whether a charge has a second number at all: where none has, the first is both."""
+        found = self._connection.execute(
+            "select 1 from charge where device = ? and observer = 'aggregate' limit 1", (self.device,)
+        )
+        return found.fetchone() is not None
+
+    def _extent(self, task: bytes | None) -> tuple[Any, Any]:
+        """The first and the last serial that were charged; None of none."""
+        return self._connection.execute(
+            f"select min(first_sample), max(last_sample) {_OF}", {"task": task, "device": self.device}
+        ).fetchone()
 
     def _front_of(self, task: bytes | None) -> list[tuple[int, Total]]:
         """Totals that no other dominates. They only grow, and only under new charges: `_add` looks where those lie."""
         front = self._memory.front.get(task)
         if front is None:
-            first, last = self._connection.execute(
-                f"select min(first_sample), max(last_sample) {_OF}", {"task": task, "device": self.device}
-            ).fetchone()
+            first, last = self._extent(task)
             front = self._memory.front[task] = [] if first is None else self._front_between(task, first, last)
         return front
 
@@ -699,7 +769,9 @@ class Ledger:
         return _times(self._loss(text), times)
 
     def _charge(self, row: tuple[Any, ...]) -> Charge:
-        task, mechanism, loss, device_loss, observer, adjacency, first, last, charged_at = row
+        task, mechanism, loss, device_loss, observer, adjacency, first, last, charged_at, alone, device_alone = row
+        if alone is None and observer == Observer.AGGREGATE.value:
+            alone = device_alone = str(Unbounded())  # from before it was kept
         return Charge(
             task,
             mechanism,
@@ -710,6 +782,8 @@ class Ledger:
             first,
             last,
             charged_at,
+            None if alone is None else self._loss(alone),
+            None if device_alone is None else self._loss(device_alone),
         )
 
     # The file
@@ -826,8 +900,8 @@ class Ledger:
 
 _INSERT_CHARGE = """
 insert into charge (task, mechanism, loss, device_loss, unit, adjacency, observer, scope,
-                    first_sample, last_sample, level, charged_at, device)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    first_sample, last_sample, level, charged_at, alone, device_alone, device)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 _INSERT_OUTBOX = "insert into outbox (device, task, seq, body, hash, content) values (?, ?, ?, ?, ?, ?)"
@@ -835,6 +909,11 @@ _INSERT_OUTBOX = "insert into outbox (device, task, seq, body, hash, content) va
 _WRITE_STATE = """
 insert into state (device, task, body) values (?, ?, ?)
 on conflict (device, task) do update set body = excluded.body
+"""
+
+_WRITE_ROUND = """
+insert into round (device, task, number, body) values (?, ?, ?, ?)
+on conflict (device, task) do update set number = excluded.number, body = excluded.body
 """
 
 _WRITE_SOURCE = """
@@ -847,6 +926,10 @@ update outbox set acknowledged = 1, body = null, receipt = ?
 where device = ? and task = ? and seq = ? and acknowledged = 0
 """
 
+_ALONE = "coalesce(alone, iif(observer = 'aggregate', 'unbounded', loss))"
+_DEVICE_ALONE = "coalesce(device_alone, iif(observer = 'aggregate', 'unbounded', device_loss))"
+"""What a charge costs if everyone else colludes: where that was not kept, nothing is promised."""
+
 _OF = "from charge where device = :device and (:task is null or task = :task)"
 
 # Each level that occurs, then a range of the index in each: a span of that level which meets the serials begins no
@@ -858,7 +941,7 @@ with recursive present (level) as (
     select (select min(level) from charge where device = :device and level > present.level)
     from present where present.level is not null
 )
-select loss, max(first_sample, :first), min(last_sample, :last), count(*)
+select {loss}, max(first_sample, :first), min(last_sample, :last), count(*)
 from present cross join charge on charge.level = present.level
 where device = :device and first_sample between :first - (1 << present.level) and :last and last_sample >= :first
   and (:task is null or task = :task)
@@ -880,7 +963,35 @@ def _row(charge: Charge) -> tuple[Any, ...]:
         charge.last_sample,
         (charge.last_sample - charge.first_sample).bit_length(),
         charge.charged_at,
+        None if charge.alone is None else str(charge.alone),
+        None if charge.device_alone is None else str(charge.device_alone),
     )
+
+
+def _check_alone(charge: Charge) -> None:
+    """A masked release names what it costs if everyone else colludes, which is no less; nothing else names it."""
+    alone, device_alone = charge.alone, charge.device_alone
+    if charge.observer is not Observer.AGGREGATE:
+        if alone is not None or device_alone is not None:
+            raise LedgerError(
+                f"a charge seen by {charge.observer.value} names what it costs if everyone else colludes, and nobody "
+                f"else stands in for it. {NOTHING_SENT} Leave it out."
+            )
+    elif alone is None or device_alone is None:
+        raise LedgerError(
+            "a charge of an aggregate does not say what it costs if everyone else colludes (review, R11). "
+            f"{NOTHING_SENT} Pass `alone` and `device_alone` of its mechanism."
+        )
+    elif not (_covers(alone, charge.loss) and _covers(device_alone, charge.device_loss)):
+        raise LedgerError(
+            f"a charge costs {charge.loss} with honest others and {alone} with none, which is less. {NOTHING_SENT} "
+            "Pass `alone` and `device_alone` of its mechanism."
+        )
+    elif not _covers(device_alone, alone):
+        raise LedgerError(
+            f"a charge costs one sample {alone} and the device {device_alone} if everyone else colludes, and to "
+            f"replace all samples is to replace this one too. {NOTHING_SENT} Pass a device loss that is at least that."
+        )
 
 
 def _priced(charge: Charge) -> Priced:
