@@ -258,7 +258,7 @@ def test_a_loss_that_cannot_be_read_is_refused_wherever_it_matters(tmp_path, los
     with Ledger(made(tmp_path / "ledger.db")) as ledger:
         ledger._connection.execute(
             "insert into charge select id + 1, task, mechanism, ?, ?, unit, adjacency, observer, scope, first_sample, "
-            "last_sample, level, charged_at, device from charge",
+            "last_sample, level, charged_at, device, alone, device_alone from charge",
             (loss, loss),
         )
         budget = Budget(Fraction(1), 1e-6, 100)
