@@ -19,7 +19,7 @@ import numpy as np
 from crowdml.arrays import struct
 from crowdml.errors import LeakError
 from crowdml.privacy.door import Door
-from crowdml.privacy.private import RECEIVED, Private, Release
+from crowdml.privacy.private import RECEIVED, Masked, Private, Release
 from crowdml.records import record
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ def message(kind: str) -> Callable[[type[T]], type[T]]:
 
     def decorate(cls: type[T]) -> type[T]:
         for name, hint in get_type_hints(cls, include_extras=True).items():
-            if _is_public(hint) or _is_release(hint):
+            if _is_public(hint) or _is(Release, hint) or _is(Masked, hint):
                 continue
             raise LeakError(
                 f"{cls.__name__}.{name} is declared {getattr(hint, '__name__', hint)}, so nothing would say whether it "
-                "depends on a sample. Declare it Release[...] (it comes from `ctx.release`) or Public[...] (it "
-                "depends on no sample but through releases)."
+                "depends on a sample. Declare it Release[...] (it comes from `ctx.release`), Masked[...] (from "
+                "`ctx.masked`) or Public[...] (it depends on no sample but through releases)."
             )
         if kind in KINDS:
             raise ValueError(f"Two messages call themselves {kind!r}: {KINDS[kind].__name__} and {cls.__name__}.")
@@ -61,12 +61,12 @@ def _is_public(hint: Any) -> bool:
     return get_origin(hint) is Annotated and PUBLIC in get_args(hint)
 
 
-def _is_release(hint: Any) -> bool:
-    """Release[...], or Release[...] | None where the task decides whether the field is there."""
+def _is(kind: type, hint: Any) -> bool:
+    """kind[...], or kind[...] | None where the task decides whether the field is there."""
     if get_origin(hint) in (Union, UnionType):
-        (hint, *more) = [kind for kind in get_args(hint) if kind is not type(None)]
-        return not more and get_origin(hint) is Release
-    return get_origin(hint) is Release
+        (hint, *more) = [one for one in get_args(hint) if one is not type(None)]
+        return not more and get_origin(hint) is kind
+    return get_origin(hint) is kind
 
 
 @record
@@ -88,14 +88,16 @@ def inspect(message: Any, door: Door) -> None:
     """Refuse a message that would leak: the seal's checks, without the bytes (the compiled simulator has none)."""
     if type(message) not in KINDS.values():
         raise LeakError(f"A {type(message).__name__} is no message. Declare what travels with @message(kind).")
-    released = _released(message.kind)
     for field in dataclasses.fields(message):
         value, where = getattr(message, field.name), f"{message.kind} field {field.name!r}"
         _refuse_leaks(value, where, door)
-        if field.name in released and not isinstance(value, Release) and not (value is None and released[field.name]):
+        for kind, call in ((Release, "release"), (Masked, "masked")):
+            optional = _held(message.kind, kind).get(field.name)
+            if optional is None or isinstance(value, kind) or (value is None and optional):
+                continue
             raise LeakError(
-                f"{where} is a Release, and holds a {type(value).__name__} that did not come through the door. "
-                "Let the value out with `ctx.release(row, private)`, which noises and charges it."
+                f"{where} is a {kind.__name__}, and holds a {type(value).__name__} that did not come through the door. "
+                f"Let the value out with `ctx.{call}(row, private)`, which noises and charges it."
             )
 
 
@@ -106,9 +108,9 @@ def _refuse_leaks(value: Any, where: str, door: Door) -> None:
         raise LeakError(
             f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it."
         )
-    if isinstance(value, Release) and value._stamp is not door.stamp:
+    if isinstance(value, (Release, Masked)) and value._stamp is not door.stamp:
         raise LeakError(
-            f"{where} holds a Release that did not come through this device's door in this step "
+            f"{where} holds a {type(value).__name__} that did not come through this device's door in this step "
             f"(its stamp says: {value._stamp.where}). Each step draws and charges its own releases; "
             "to send the same value again, resend the same bytes."
         )
@@ -150,22 +152,35 @@ def decode(kind: str, body: bytes) -> Any:
 
 def received(kind: str, fields: dict[str, Any]) -> Any:
     """The message of fields that were read from the wire. What was released stays a Release, stamped as received."""
-    for name in _released(kind):
+    for name in _held(kind, Release):
         if fields[name] is not None:
             fields[name] = Release(fields[name], RECEIVED)
     return KINDS[kind](**fields)
 
 
+def total(kind: str, sums: Mapping[str, Any], **public: Any) -> Any:
+    """What the server hears of a cohort: a message of `kind` whose releases are sums, each an array or None."""
+    return received(kind, {**dict.fromkeys(_held(kind, Release)), **sums, **public})
+
+
+def masked_steps(message: Any) -> dict[str, Any]:
+    """What a message says under masks: the integers of each field that is there, flat, for the channel alone."""
+    found = {name: getattr(message, name) for name in _held(message.kind, Masked)}
+    return {name: value._steps.reshape(-1) for name, value in found.items() if value is not None}
+
+
 @cache
-def _released(kind: str) -> dict[str, bool]:
-    """The fields of a kind that hold releases, and whether each may be left out."""
+def _held(kind: str, what: type) -> dict[str, bool]:
+    """The fields of a kind that hold releases, or masked values, and whether each may be left out."""
     hints = get_type_hints(KINDS[kind], include_extras=True)
-    return {name: get_origin(hint) is not Release for name, hint in hints.items() if _is_release(hint)}
+    return {name: get_origin(hint) is not what for name, hint in hints.items() if _is(what, hint)}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Release):
         return _packed(np.asarray(value.value))
+    if isinstance(value, Masked):
+        raise LeakError("A Masked value has no bytes of its own: the channel puts masks on it and sends those.")
     if isinstance(value, (bool, int, float, str, bytes)) or value is None:
         return value
     array = np.asarray(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil, isqrt
 from typing import Any, Generic, TypeVar
 
 from crowdml.arrays import Array, Integers, Samples
@@ -17,7 +18,7 @@ from crowdml.errors import ProtocolError, TaskError
 from crowdml.messages import Address
 from crowdml.privacy.losses import Loss, Total
 from crowdml.privacy.mechanisms import Mechanism
-from crowdml.privacy.private import Private, Release
+from crowdml.privacy.private import Masked, Private, Release
 from crowdml.records import record
 from crowdml.task import Task
 
@@ -85,14 +86,19 @@ def _shut(row: str, private: Private[Any]) -> Release[Integers]:
     raise ProtocolError(f"There is no door in this step, so nothing can leave as {row!r}: the server holds no samples.")
 
 
+def _shut_masked(row: str, private: Private[Any]) -> Masked[Integers]:
+    raise ProtocolError(f"There is no door in this step, so nothing can leave as {row!r}, masked or not.")
+
+
 @record
 class Context:
-    """What the shell hands to a handler: who, when, and the door."""
+    """What the shell hands to a handler: who, when, and the door, for anyone to see (`release`) or under masks."""
 
     me: Address | Array
     sender: Address | Array | None = None
     now: float | Array = 0.0
     release: Callable[[str, Private[Any]], Release[Integers]] = _shut
+    masked: Callable[[str, Private[Any]], Masked[Integers]] = _shut_masked
 
 
 Handler = Callable[[Task, Any, Any, Context], Step[Any]]
@@ -114,6 +120,24 @@ class Field:
     shape: tuple[int, ...]
     low: int
     high: int
+
+
+def total_fields(table: Mapping[str, Any], task: Task) -> dict[str, Field]:
+    """What the total of a cohort looks like: each row of the table as a flat vector, and how many survived.
+
+    An honest sum leaves the public bound by more than six standard deviations of a cohort's noise once in 10^9 entries.
+    """
+    masking = task.masking
+    assert masking is not None
+    fields = {"devices": Field("<i4", (), masking.minimum, masking.cohort)}
+    for name, row in table.items():
+        reach = masking.cohort * row.bound + SIGMAS * (isqrt(ceil(masking.cohort * row.variance)) + 1)
+        fields[name] = Field("<i8", (row.length,), -reach, reach)
+    return fields
+
+
+SIGMAS = 6
+"""Standard deviations of a cohort's noise by which an entry of an honest sum may leave the public bound."""
 
 
 @record
@@ -164,6 +188,9 @@ class Protocol:
     """For each kind of message that the server hears, what its fields look like; anything else is refused."""
     progress: Callable[[Task, Any], Tally | None] = _untold
     """From the server's state, what plots may show; None where a protocol counts nothing."""
+    masked: tuple[type, type] | None = None
+    """What one device says under masks (every field `Masked`), and what the server hears of a cohort: the same fields
+    added up, `devices` (the survivors) and `version` (of the publication that the cohort used)."""
 
 
 def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:
@@ -183,6 +210,9 @@ class QuotedRow:
     mechanism: Mechanism
     loss: Loss
     device_loss: Loss
+    alone: Loss
+    """If everyone else colludes (review, R11): the loss itself, but for a row that leaves under masks."""
+    device_alone: Loss
 
 
 @record
@@ -197,6 +227,9 @@ class Quote:
     positions: tuple[Total, ...]
     device: Total
     delta: float
+    positions_alone: tuple[Total, ...]
+    """If everyone else colludes (review, R11); the same where nothing leaves under masks."""
+    device_alone: Total
 
     def sample(self, uses: int = 1) -> Total:
         """What the dearest sample loses after it was used in `uses` check-ins."""
@@ -210,12 +243,32 @@ class Quote:
         """The device's total after `check_ins`."""
         return self.device.scaled(check_ins).epsilon(self.delta)
 
+    def sample_epsilon_alone(self, uses: int = 1) -> float:
+        """A sample's total if everyone else colludes."""
+        return dearest(self.positions_alone, self.delta, uses).epsilon(self.delta)
 
-def positions(table: Mapping[str, Mechanism]) -> tuple[Total, ...]:
+    def device_epsilon_alone(self, check_ins: int = 1) -> float:
+        """The device's total if everyone else colludes."""
+        return self.device_alone.scaled(check_ins).epsilon(self.delta)
+
+
+def positions(
+    table: Mapping[str, Mechanism], loss: Callable[[Mechanism], Loss] = lambda row: row.loss
+) -> tuple[Total, ...]:
     """What one check-in costs each sample of its batch: rows that cover the same sample add, disjoint ones do not."""
     edges = sorted({mechanism.covers.start for mechanism in table.values()})
-    covering = [[row.loss for row in table.values() if row.covers.start <= edge < row.covers.stop] for edge in edges]
+    covering = [[loss(row) for row in table.values() if row.covers.start <= edge < row.covers.stop] for edge in edges]
     return tuple(dict.fromkeys(Total.of(losses) for losses in covering))
+
+
+def alone(mechanism: Mechanism) -> Loss:
+    """What a release costs a sample if everyone else colludes: a share of noise protects less than the sum's."""
+    return getattr(mechanism, "alone", None) or mechanism.loss
+
+
+def device_alone(mechanism: Mechanism) -> Loss:
+    """The same with all the samples replaced at once."""
+    return getattr(mechanism, "device_alone", None) or mechanism.device_loss
 
 
 def dearest(totals: Iterable[Total], delta: float, uses: int = 1) -> Total:
@@ -224,11 +277,22 @@ def dearest(totals: Iterable[Total], delta: float, uses: int = 1) -> Total:
     return max(scaled, key=lambda total: total.epsilon(delta), default=Total.of([]))
 
 
-def check_budget(protocol: Protocol, task: Task, uses: int = 1) -> Quote:
-    """The price of a task. Refused: a plan that overspends the task's budget when samples serve `uses` times."""
+def check_budget(protocol: Protocol, task: Task, uses: int | None = None) -> Quote:
+    """The price of a task. Refused: a plan that overspends the task's budget when samples serve `uses` times, and one
+    that leaves too little if everyone else colludes. Samples serve as often as the task says, where nobody says more.
+    """
+    uses = task.privacy.uses if uses is None else uses
     if uses < 1:
         raise TaskError(f"passes = {uses}: a crowd goes over its samples at least once.")
     priced, batch, budget = quote(protocol, task), protocol.batch(task), task.privacy.budget
+    if task.masking is not None and task.masking.floor is not None and task.privacy.mechanism != "none":
+        left = priced.sample_epsilon_alone(uses)
+        if left > task.masking.floor:
+            raise TaskError(
+                f"task {task.name!r}: if everyone else colludes a sample pays ε={left:g}, and masking.floor = "
+                f"{float(task.masking.floor):g} is all that it may. Lower privacy.epsilon or masking.minimum, or raise "
+                "the floor."
+            )
     if budget is None or task.privacy.mechanism == "none":
         return priced
     cost = priced.sample_epsilon(uses)
@@ -247,9 +311,9 @@ def check_budget(protocol: Protocol, task: Task, uses: int = 1) -> Quote:
     return priced
 
 
-def affordable(protocol: Protocol, task: Task, *, uses: int = 1) -> int | None:
+def affordable(protocol: Protocol, task: Task, *, uses: int | None = None) -> int | None:
     """How many check-ins the task's budget allows a device whose samples may serve `uses` times; None: no budget."""
-    budget = task.privacy.budget
+    budget, uses = task.privacy.budget, task.privacy.uses if uses is None else uses
     if budget is None:
         return None
     priced = quote(protocol, task)
@@ -262,6 +326,8 @@ def affordable(protocol: Protocol, task: Task, *, uses: int = 1) -> int | None:
 def quote(protocol: Protocol, task: Task) -> Quote:
     """The table, priced; no handler runs."""
     table = protocol.mechanisms(task)
-    rows = tuple(QuotedRow(name, row, row.loss, row.device_loss) for name, row in table.items())
-    device = Total.of([row.device_loss for row in rows])
-    return Quote(rows, positions(table), device, task.privacy.delta)
+    rows = tuple(
+        QuotedRow(name, row, row.loss, row.device_loss, alone(row), device_alone(row)) for name, row in table.items()
+    )
+    device, left = Total.of([row.device_loss for row in rows]), Total.of([row.device_alone for row in rows])
+    return Quote(rows, positions(table), device, task.privacy.delta, positions(table, alone), left)

@@ -80,9 +80,48 @@ class TaskBudget:
         between("privacy.budget.samples", self.samples, 1, 10**12)
 
 
+QUIET = {"quiet": True}
+"""Metadata of a key that came later: at its default it is left out of the published form, so old hashes stand."""
+
+
+@record
+class Masking:
+    """The server learns only the sum over a cohort, and devices hold it to these numbers (docs/secagg.md)."""
+
+    cohort: int
+    """The most devices of a round."""
+    minimum: int
+    """The fewest survivors: with fewer it is abandoned."""
+    colluders: int = 0
+    window: Fraction = Fraction(60)
+    lease: Fraction = Fraction(30)
+    floor: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        between("masking.cohort", self.cohort, 3, 65_536)
+        between("masking.minimum", self.minimum, 3, self.cohort)
+        between("masking.colluders", self.colluders, 0, self.minimum - 2)
+        between("masking.window", self.window, Fraction(1, 10), 30 * 86_400)
+        between("masking.lease", self.lease, Fraction(1, 10), 30 * 86_400)
+        if self.floor is not None:
+            positive("masking.floor", self.floor)
+        least = (self.cohort + self.colluders) // 2 + 2
+        if self.minimum < least:
+            raise TaskError(
+                f"masking.minimum = {self.minimum}: in a cohort of {self.cohort} with {self.colluders} colluders a "
+                f"server could tell two lists of survivors to two halves; at least {least} must survive. Raise it, "
+                "or lower masking.cohort or masking.colluders."
+            )
+
+    @property
+    def honest(self) -> int:
+        """h_min: the fewest honest devices whose noise is in a published sum."""
+        return self.minimum - self.colluders
+
+
 @record
 class Privacy:
-    """`epsilon` has a price for each thing that leaves: a sample's cost in one check-in, at `delta`."""
+    """`epsilon` has a price for each thing that leaves: what a sample pays for it, at `delta`, in all its `uses`."""
 
     mechanism: str
     epsilon: Mapping[str, Fraction] = field(default_factory=dict)
@@ -90,9 +129,11 @@ class Privacy:
     budget: TaskBudget | None = None
     unit: str = "sample"
     grid: Fraction | None = None
+    uses: int = field(default=1, metadata=QUIET)
 
     def __post_init__(self) -> None:
-        choose("privacy.mechanism", self.mechanism, ("discrete-gaussian", "discrete-laplace", "none"))
+        choose("privacy.mechanism", self.mechanism, ("discrete-gaussian", "discrete-laplace", "skellam", "none"))
+        between("privacy.uses", self.uses, 1, 100_000)
         choose("privacy.unit", self.unit, ("sample", "device"))
         if not 0 <= self.delta < 1:
             raise TaskError(
@@ -100,9 +141,10 @@ class Privacy:
             )
         for name, epsilon in self.epsilon.items():
             positive(f"privacy.epsilon.{name}", epsilon)
-        if self.mechanism == "discrete-gaussian" and self.delta == 0:
+        if self.mechanism in ("discrete-gaussian", "skellam") and self.delta == 0:
             raise TaskError(
-                "privacy.delta = 0: Gaussian noise has no guarantee without a delta. Use 1e-6, or discrete-laplace."
+                f"privacy.delta = 0: {'Gaussian' if self.mechanism != 'skellam' else 'Skellam'} noise has no guarantee "
+                "without a delta. Use 1e-6, or discrete-laplace."
             )
 
 
@@ -135,8 +177,19 @@ class Task:
     collects: str = ""
     stop: StopRule = field(default_factory=StopRule)
     as_published: bool = False
+    masking: Masking | None = field(default=None, metadata=QUIET)
 
     def __post_init__(self) -> None:
+        if self.masking is not None and self.privacy.mechanism not in ("skellam", "none"):
+            raise TaskError(
+                f'privacy.mechanism = "{self.privacy.mechanism}" with [masking]: shares of noise must add up to noise '
+                'of the same kind, and only "skellam" does. Say "skellam", or leave [masking] out.'
+            )
+        if self.masking is None and self.privacy.mechanism == "skellam":
+            raise TaskError(
+                'privacy.mechanism = "skellam" is the noise of many devices together and needs [masking]. Add it, or '
+                'take "discrete-gaussian".'
+            )
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
             raise TaskError(f"name = {self.name!r}: letters, digits, '-' and '_', such as \"activity\".")
         readable("title", self.title, lines=False)
@@ -297,7 +350,9 @@ def _json(value: Any) -> str:
     if isinstance(value, Fraction):
         return _decimal(value)
     if dataclasses.is_dataclass(value):
-        return _json({entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
+        entries = [(entry, getattr(value, entry.name)) for entry in dataclasses.fields(value)]
+        said = {e.name: held for e, held in entries if not (e.metadata.get("quiet") and held == e.default)}
+        return _json(said)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_json(str(key))}:{_json(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, (list, tuple)):

@@ -160,7 +160,7 @@ def test_a_cohort_after_the_first_is_refused():
 
 def split(first: int):
     """Ten devices; the server shows one half one cohort and the other half another. Both look right to their half."""
-    crowd = Crowd(terms(8, 10), 10)
+    crowd = Crowd(terms(8, 10, survivors=7), 10)
     crowd.advertise()
     crowd.deliver()
     worlds = []

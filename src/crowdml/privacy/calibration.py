@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 
 from crowdml.errors import GuaranteeError
-from crowdml.privacy.losses import ZCDP, Filter, Total, exact
+from crowdml.privacy.losses import ZCDP, Filter, Renyi, Total, exact
 
 __all__ = [
     "analytic_sigma",
@@ -22,6 +23,8 @@ __all__ = [
     "gdp_epsilon",
     "laplace_scale",
     "rho_for",
+    "skellam_loss",
+    "skellam_variance",
 ]
 
 BITS = 30  # of a rounded scale or rho: one part in a billion
@@ -82,6 +85,62 @@ def gaussian_sigma(sensitivity: Fraction, rho: Fraction) -> Fraction:
     shift = max(0, BITS + 1 - _exponent(variance) // 2)
     scaled = math.ceil(variance * 4**shift)
     return Fraction(math.isqrt(scaled - 1) + 1, 2**shift)
+
+
+_COARSE = (320, 384, 448, 512, 768, 1024, 2048, 4096)
+ORDERS = (*range(2, 33), *range(34, 65, 2), *range(68, 129, 4), *range(144, 257, 16), *_COARSE)
+"""Of the divergences that a Skellam release is charged with: any epsilon from 0.01 on finds one near its best."""
+
+
+def _ceiling(value: Fraction, bits: int = BITS) -> Fraction:
+    """Rounded up by at most one part in 2^bits, to a multiple of a power of two."""
+    unit = Fraction(2) ** (_exponent(value) - bits)
+    return math.ceil(value / unit) * unit
+
+
+@lru_cache(maxsize=1024)
+def skellam_loss(l2: Fraction, l1: Fraction, variance: Fraction) -> Renyi:
+    """What Skellam noise of this variance proves for an integer query of these sensitivities (Agarwal, Kairouz, Liu
+    2021): at integer orders a,
+
+        a l2^2 / (2 v) + min(((2a - 1) l2^2 + 6 l1) / (4 v^2), 3 l1 / (2 v)),
+
+    in any dimension; each value rounded up. The sum of independent shares is one Skellam variable of their variance.
+    """
+    _positive(l2=l2, l1=l1, variance=variance)
+    square, v = Fraction(l2) ** 2, Fraction(variance)
+
+    def at(order: int) -> Fraction:
+        excess = min(((2 * order - 1) * square + 6 * l1) / (4 * v * v), 3 * l1 / (2 * v))
+        return _ceiling(order * square / (2 * v) + excess)
+
+    return Renyi(ORDERS, tuple(at(order) for order in ORDERS))
+
+
+@lru_cache(maxsize=256)
+def skellam_variance(l2: Fraction, l1: Fraction, epsilon: Fraction, delta: float, uses: int = 1) -> Fraction:
+    """The least variance, rounded up, such that `uses` releases with Skellam noise of it are (epsilon, delta)-DP.
+
+    A filter of that budget whose order was chosen for this plan allows all of them, one after the other.
+    """
+    _positive(l2=l2, l1=l1, epsilon=epsilon)
+    _probability(delta)
+    budget = exact(epsilon)
+
+    def is_enough(variance: Fraction) -> bool:
+        plan = Total.of([skellam_loss(l2, l1, variance)]).scaled(uses)
+        return exact(plan.epsilon(delta)) <= budget and Filter.of(budget, delta, plan).allows(Total(), plan)
+
+    high = _ceiling(Fraction(l2) ** 2 / (2 * rho_for(budget, delta) / uses), 8)
+    while not is_enough(high):
+        high *= 2
+    low = high / 2
+    while is_enough(low):
+        low, high = low / 2, low
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def _log_phi(x: float) -> float:

@@ -1,4 +1,4 @@
-"""The door: the only way from `Private` to `Release`. It draws once, and notes every draw for the ledger."""
+"""The door: the only way from `Private` to `Release` or `Masked`. It draws once, and notes it for the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from crowdml.arrays import Integers
 from crowdml.errors import LeakError
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Source
-from crowdml.privacy.private import Private, Release, Rows, Stamp
+from crowdml.privacy.private import Masked, Private, Release, Rows, Stamp
+from crowdml.privacy.sensitivity import Observer
 from crowdml.records import record
 
 
@@ -38,17 +39,38 @@ class Door:
 
     def release(self, row: str, private: Private[Any]) -> Release[Integers]:
         """Let `private` out through the mechanism in row `row` of the protocol's table."""
+        mechanism = self._row(row)
+        if mechanism.observer is Observer.AGGREGATE:
+            raise LeakError(
+                f"Row {row!r} has only this device's share of the noise, which protects a cohort's sum and not this "
+                "value. Let it out with `ctx.masked(row, private)`, under masks."
+            )
+        return Release(self._draw(row, mechanism, private), self.stamp)
+
+    def masked(self, row: str, private: Private[Any]) -> Masked[Integers]:
+        """Add this device's share of the noise of row `row`: what comes back leaves under masks alone."""
+        mechanism = self._row(row)
+        if mechanism.observer is not Observer.AGGREGATE:
+            raise LeakError(
+                f"Row {row!r} is for {mechanism.observer.value} to see, and has all its noise itself. "
+                "Let it out with `ctx.release(row, private)`."
+            )
+        return Masked(self._draw(row, mechanism, private), self.stamp)
+
+    def _row(self, row: str) -> Mechanism:
         if row not in self.table:
             raise LeakError(
                 f"Nothing may leave as {row!r}: the protocol's `mechanisms` table has the rows {sorted(self.table)}. "
                 "Add a row with its sensitivity and promise, so that owners see its price before it is drawn."
             )
+        return self.table[row]
+
+    def _draw(self, row: str, mechanism: Mechanism, private: Private[Any]) -> Integers:
         if not isinstance(private, Private):  # pyright: ignore[reportUnnecessaryIsInstance]  handlers are not all typed
             raise LeakError(
-                f"`ctx.release({row!r}, ...)` takes a Private value, so that its part can be charged; this is a "
+                f"The door takes a Private value for {row!r}, so that its part can be charged; this is a "
                 f"{type(private).__name__}. Public values go into the message as they are, in a Public field."
             )
-        mechanism = self.table[row]
         if not private.part.within(mechanism.covers):
             raise LeakError(
                 f"Row {row!r} covers rows {mechanism.covers} of the batch, and that is what it is priced for; "
@@ -60,11 +82,13 @@ class Door:
                 "Give the second one a row of its own in the table."
             )
         rows = tuple(getattr(private._value, "shape", ()))[:1]
-        if rows != (private.part.size,):
+        wanted = 1 if getattr(mechanism, "whole", False) else private.part.size
+        if rows != (wanted,):
+            each = "one row for all" if wanted == 1 else "one row for each"
             raise LeakError(
-                f"Row {row!r} takes one row for each of the {private.part.size} samples of its part, and the mechanism "
+                f"Row {row!r} takes {each} of the {private.part.size} samples of its part, and the mechanism "
                 f"bounds each row; this value has {rows[0] if rows else 'no'} rows. Let `map` keep the samples apart."
             )
         value = mechanism.draw(private._value, self.noise)
         self.passages.append(Passage(row, mechanism, private.part))
-        return Release(value, self.stamp)
+        return value

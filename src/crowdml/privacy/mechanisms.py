@@ -14,7 +14,7 @@ from typing import Protocol as Interface
 
 from crowdml.arrays import Array, Integers, namespace
 from crowdml.errors import GuaranteeError
-from crowdml.privacy.calibration import gaussian_sigma, laplace_scale
+from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, skellam_loss
 from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Unbounded, group
 from crowdml.privacy.noise import Source
@@ -185,6 +185,225 @@ class CountLaplace:
         return total + noise.discrete_laplace(self.scale, like=total)
 
 
+class Aggregated(Mechanism, Interface):
+    """A row that leaves under masks: each device adds a share of the noise, and the cohort's sum has all of it.
+
+    The guarantee is against whoever sees the sum, with at most the tolerated colluders among the survivors: `honest`
+    shares are in it that nobody else knows. `alone` is what is left of it if everyone else colludes (review, R11):
+    the noise of this device's own share.
+    """
+
+    @property
+    def variance(self) -> Fraction:
+        """Of one device's share, in squared grid steps."""
+        ...
+
+    @property
+    def honest(self) -> int: ...
+    @property
+    def length(self) -> int:
+        """Entries of the vector, flat."""
+        ...
+
+    @property
+    def bound(self) -> int:
+        """The largest entry that a device can add, before noise."""
+        ...
+
+    @property
+    def alone(self) -> Loss: ...
+    @property
+    def device_alone(self) -> Loss: ...
+
+
+def l1_of(l2: Fraction, length: int) -> Fraction:
+    """How far integers can move in the l1 norm that move by l2 in the l2 norm: sqrt(length) l2, rounded up, or l2^2."""
+    return min(Fraction(math.isqrt(math.ceil(length * l2 * l2)) + 1), l2 * l2)
+
+
+@record
+class SkellamSum:
+    """Adds this device's share of Skellam noise to a sum of clipped, truncated per-sample contributions.
+
+    Guarantee: Renyi DP at integer orders (Agarwal, Kairouz, Liu 2021) against who sees the cohort's sum, for replacing
+    one sample of the part, per release. As in `GridGaussian` the sum moves by at most 2 * clip steps, rounding
+    included, and shares of `honest` devices add up to Skellam noise of `honest * variance`.
+    Proof: docs/proofs/skellam.md.
+    """
+
+    clip: int  # in grid steps
+    variance: Fraction
+    honest: int
+    grid: Grid
+    covers: Rows
+    length: int
+    promise: str
+    observer: Observer = Observer.AGGREGATE
+    kind: str = "skellam"
+
+    @property
+    def sensitivity(self) -> L2:
+        return L2(Fraction(2 * self.clip))
+
+    @property
+    def bound(self) -> int:
+        return self.covers.size * self.clip
+
+    def _loss(self, samples: int, shares: int) -> Loss:
+        l2 = samples * self.sensitivity.bound
+        return skellam_loss(l2, l1_of(l2, self.length), shares * self.variance)
+
+    @property
+    def loss(self) -> Loss:
+        return self._loss(1, self.honest)
+
+    @property
+    def device_loss(self) -> Loss:
+        return self._loss(self.covers.size, self.honest)
+
+    @property
+    def alone(self) -> Loss:
+        return self._loss(1, 1)
+
+    @property
+    def device_alone(self) -> Loss:
+        return self._loss(self.covers.size, 1)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        total = self.grid.sum(contributions, norm="l2", clip=self.clip)
+        return total + noise.skellam(self.variance, like=total)
+
+
+@record
+class SkellamCount:
+    """Adds this device's share of Skellam noise to counts: each sample adds one to at most one cell.
+
+    Guarantee: as `SkellamSum`. Replacing a sample moves a single count by 1; several by 1 in two cells, sqrt(2) in the
+    l2 norm. Proof: docs/proofs/skellam.md.
+    """
+
+    sensitivity: L1
+    variance: Fraction
+    honest: int
+    covers: Rows
+    length: int
+    promise: str
+    observer: Observer = Observer.AGGREGATE
+    kind: str = "skellam-count"
+    grid: Grid = COUNTS
+
+    def __post_init__(self) -> None:
+        if self.sensitivity.bound < min(2, self.length):
+            raise GuaranteeError(
+                f"Counts in {self.length} cells move by {min(2, self.length)} when a sample is replaced; the table "
+                f"says {self.sensitivity.bound}."
+            )
+
+    @property
+    def bound(self) -> int:
+        return self.covers.size
+
+    def _loss(self, samples: int, shares: int) -> Loss:
+        """Integers that move by l1 in all move by at most sqrt(l1 * most of one cell) in the l2 norm."""
+        l1 = samples * self.sensitivity.bound
+        return skellam_loss(root_up(l1 * samples), l1, shares * self.variance)
+
+    @property
+    def loss(self) -> Loss:
+        return self._loss(1, self.honest)
+
+    @property
+    def device_loss(self) -> Loss:
+        return self._loss(self.covers.size, self.honest)
+
+    @property
+    def alone(self) -> Loss:
+        return self._loss(1, 1)
+
+    @property
+    def device_alone(self) -> Loss:
+        return self._loss(self.covers.size, 1)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        """Contributions [b, cells] of zeros and ones, at most a single one in a row."""
+        xp = namespace(contributions)
+        total = self.grid.sum(xp.where(contributions > 0, contributions, 0), norm="l1", clip=1)
+        return total + noise.skellam(self.variance, like=total)
+
+
+@record
+class SkellamStable:
+    """Adds this device's share of Skellam noise to ONE vector that all samples of the part made together.
+
+    Guarantee: as `SkellamSum`, where replacing one sample moves the vector by at most `stability` in its own unit: a
+    bound that the protocol proves of its computation, not a clip. The vector is no sum of clipped samples, so review
+    R8 does not apply: it is rounded to the grid, and sqrt(length) steps are paid for that. Entries are held within
+    `reach` steps. Proof: docs/proofs/skellam.md.
+    """
+
+    stability: Fraction  # in the vector's own unit, l2
+    device_stability: Fraction  # all samples replaced
+    reach: int  # in grid steps
+    variance: Fraction
+    honest: int
+    grid: Grid
+    covers: Rows
+    length: int
+    promise: str
+    observer: Observer = Observer.AGGREGATE
+    kind: str = "skellam-stable"
+
+    whole = True
+    """One row for all samples."""
+
+    @property
+    def sensitivity(self) -> L2:
+        return L2(self.steps(self.stability))
+
+    def steps(self, stability: Fraction) -> Fraction:
+        """In grid steps, rounding paid."""
+        return stability / self.grid.step + root_up(Fraction(self.length))
+
+    @property
+    def bound(self) -> int:
+        return self.reach
+
+    def _loss(self, stability: Fraction, shares: int) -> Loss:
+        l2 = self.steps(stability)
+        return skellam_loss(l2, l1_of(l2, self.length), shares * self.variance)
+
+    @property
+    def loss(self) -> Loss:
+        return self._loss(self.stability, self.honest)
+
+    @property
+    def device_loss(self) -> Loss:
+        return self._loss(self.device_stability, self.honest)
+
+    @property
+    def alone(self) -> Loss:
+        return self._loss(self.stability, 1)
+
+    @property
+    def device_alone(self) -> Loss:
+        return self._loss(self.device_stability, 1)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        """Contributions [1, length]: to the nearest step; what is not finite is zero, what is beyond `reach` held."""
+        xp = namespace(contributions)
+        rows = contributions.astype(xp.result_type(contributions.dtype, xp.float32))
+        usable = xp.isfinite(rows)
+        steps = xp.where(usable, rows, 0.0) * (1 / float(self.grid.step))
+        total = xp.rint(xp.clip(steps, -self.reach, self.reach)).astype(xp.int32).sum(0, dtype=xp.int32)
+        return total + noise.skellam(self.variance, like=total)
+
+
+def root_up(value: Fraction) -> Fraction:
+    """The square root, rounded up by at most one part in 2^20."""
+    scale = 2**40
+    return Fraction(math.isqrt(math.ceil(value * scale)) + 1, 2**20)
+
+
 @record
 class RandomisedResponse:
     """Says each sample's label, or, with a public probability, another one drawn evenly.
@@ -264,5 +483,14 @@ class Exposed:
         return contributions.sum(0)
 
 
-KINDS: tuple[type, ...] = (GridLaplace, GridGaussian, CountLaplace, RandomisedResponse, Exposed)
+KINDS: tuple[type, ...] = (
+    GridLaplace,
+    GridGaussian,
+    CountLaplace,
+    SkellamSum,
+    SkellamCount,
+    SkellamStable,
+    RandomisedResponse,
+    Exposed,
+)
 """Every mechanism, for the docs and the tests that look for each of them."""

@@ -1,4 +1,4 @@
-"""`Private` and `Release`: what must not leave, and what may.
+"""`Private`, `Release` and `Masked`: what must not leave, what may, and what may under masks alone.
 
 Python cannot forbid `private._value`. Types, the seal and one test over the source (tests/test_source.py) make it
 visible: only this module, the door and the simulator's pytrees name it.
@@ -124,3 +124,31 @@ class Release(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Release({self.value!r})"
+
+
+class Masked(Generic[T]):
+    """A device's contribution to a sum, with its share of the noise: it leaves under masks, and only so.
+
+    One share of noise protects little. So it has no codec: the channel takes the integers out (`device/rounds.py`, and
+    the simulator, where masks cancel) and puts masks on them; nothing else names `_steps` (tests/test_source.py).
+    """
+
+    __slots__ = ("_stamp", "_steps")
+
+    def __init__(self, steps: T, stamp: Stamp | None = None) -> None:
+        if not isinstance(stamp, Stamp):
+            raise LeakError(
+                "A Masked value is made by the door alone: call `ctx.masked(row, private)` with a row of the "
+                "protocol's `mechanisms` table whose observer is the aggregate."
+            )
+        self._steps = steps
+        self._stamp = stamp
+
+    def __repr__(self) -> str:
+        return "Masked(hidden)"
+
+    def __reduce__(self) -> Any:
+        raise LeakError("A Masked value is never pickled or copied out: it leaves under masks alone.")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise LeakError("A Masked value is not an array: nobody reads one device's share, only a cohort's total.")

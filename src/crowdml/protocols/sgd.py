@@ -10,6 +10,8 @@ Where we differ, and why:
 - lambda * w is public, so the server adds it. Devices start from zero weights, not random ones: the risk is convex.
 - The counts take the noise they need: the error count has sensitivity 1, and all label counts together 2 (H5). The
   paper's exponents epsilon/2 come with `as_published`, where each label is also charged on its own.
+- With `[masking]` the same sums leave under masks, each device with a share of the noise: the server hears a cohort's
+  total and makes one step of it. Five passes are charged as five (`privacy.uses`).
 - A held-out share (Remark 2) is the first rows of the batch, chosen before any sample is seen; a sample then pays for
   the gradient or for the error count, not for both; every sample pays for the labels.
 """
@@ -29,19 +31,45 @@ from crowdml.arrays import Array, Integers, Samples, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, make_model
-from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for
+from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, skellam_variance
 from crowdml.privacy.grid import COARSEST, COUNTS, FINEST, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
-from crowdml.privacy.mechanisms import CountLaplace, Exposed, GridGaussian, GridLaplace, Mechanism
-from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.mechanisms import (
+    CountLaplace,
+    Exposed,
+    GridGaussian,
+    GridLaplace,
+    Mechanism,
+    SkellamCount,
+    SkellamSum,
+    l1_of,
+    root_up,
+)
+from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import CheckOut, Context, Field, Noisy, Protocol, Publish, Role, Send, Sensed, Step, Stop, Tally
+from crowdml.protocol import (
+    CheckOut,
+    Context,
+    Field,
+    Noisy,
+    Protocol,
+    Publish,
+    Role,
+    Send,
+    Sensed,
+    Step,
+    Stop,
+    Tally,
+    total_fields,
+)
 from crowdml.task import StopRule, Task, between, choose, positive, read_section
 
 LARGEST_NOISE = 2**15
 """In grid steps: the scale of the noise one device draws (design, decision 1)."""
 PUBLIC_REACH = 10.0
 """How far the public step rule lets the weights travel: see `public_step`."""
+MOMENTUM = 0.9
+"""Of `update = "momentum"`: how much of the last step goes on."""
 FINEST_CLIP = 2**13
 """In grid steps: a finer grid than this many steps a clip gains nothing that the noise does not hide."""
 
@@ -79,7 +107,7 @@ class Settings:
         positive("protocol.radius", self.radius)
         if self.clip is not None:
             positive("protocol.clip", self.clip)
-        choose("protocol.update", self.update, ("sgd", "adagrad", "rmsprop", "average"))
+        choose("protocol.update", self.update, ("sgd", "adagrad", "rmsprop", "momentum", "average"))
 
     @property
     def capacity(self) -> int:
@@ -96,6 +124,8 @@ class Plan:
     table: Mapping[str, Mechanism]
     grid: Grid
     l2: float
+    masked: bool
+    """Whether check-ins leave under masks, and the server hears the totals of cohorts."""
 
     @property
     def used(self) -> int:
@@ -144,7 +174,7 @@ def plan(task: Task) -> Plan:
             f"stop.error = {float(task.stop.error):g}: nobody counts errors in this task. Give the count a price in "
             "privacy.epsilon.errors, or stop by stop.steps."
         )
-    return Plan(settings, model, table, grid, float(l2))
+    return Plan(settings, model, table, grid, float(l2), task.masking is not None)
 
 
 def mechanisms(task: Task) -> Mapping[str, Mechanism]:
@@ -166,7 +196,9 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
             "labels": Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly"),
         }
         return {"gradient": exposed, **counts}, COUNTS
-    epsilon = privacy.epsilon
+    if task.masking is not None:
+        return _masked_table(task, settings, model)
+    epsilon = {row: each / privacy.uses for row, each in privacy.epsilon.items()}
     if privacy.mechanism == "discrete-laplace":
         if norm.kind != "l1":
             raise TaskError(
@@ -179,7 +211,7 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
         gradient: Mechanism = GridLaplace(clip, epsilon["gradient"], grid, used, blurred)  # eq. (10)
     else:
         bound = _longest(model, "l2", norm.bound, settings.clip)
-        rho = rho_for(epsilon["gradient"], privacy.delta)
+        rho = rho_for(privacy.epsilon["gradient"], privacy.delta) / privacy.uses
         grid, clip = _choose_grid(bound, gaussian_sigma(Fraction(2), rho), privacy.grid)
         gradient = GridGaussian(clip, rho, grid, used, blurred)
     table: dict[str, Mechanism] = {"gradient": gradient}
@@ -190,6 +222,35 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
         table["labels"] = CountLaplace(
             L1(Fraction(2)), epsilon["labels"], everything, "about how often each label occurred"
         )
+    return table, grid
+
+
+def _masked_table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, Mechanism], Grid]:
+    """Every row as a share of Skellam noise, calibrated to the fewest honest devices of a cohort."""
+    privacy, masking = task.privacy, task.masking
+    assert masking is not None
+    honest, epsilon, length = masking.honest, privacy.epsilon, math.prod(model.shape)
+    bound = _longest(model, "l2", task.features.norm.bound, settings.clip)
+
+    def share(l2: Fraction, l1: Fraction, row: str) -> Fraction:
+        return skellam_variance(l2, l1, epsilon[row], privacy.delta, privacy.uses) / honest
+
+    rough = share(Fraction(2 * FINEST_CLIP), l1_of(Fraction(2 * FINEST_CLIP), length), "gradient")
+    grid, clip = _choose_grid(bound, Fraction(math.isqrt(math.ceil(rough)) + 1, FINEST_CLIP), privacy.grid)
+    l2 = Fraction(2 * clip)
+    used, everything = Rows(settings.held_out, settings.batch), Rows(0, settings.batch)
+    held_out = Rows(0, settings.held_out or settings.batch)
+    blurred = "how the model should change, as part of a cohort's sum that is blurred so that no sample shows"
+    variance = share(l2, l1_of(l2, length), "gradient")
+    table: dict[str, Mechanism] = {"gradient": SkellamSum(clip, variance, honest, grid, used, length, blurred)}
+    if "errors" in epsilon:
+        variance = share(Fraction(1), Fraction(1), "errors")
+        about = "about how often the model was wrong, over a cohort"
+        table["errors"] = SkellamCount(L1(Fraction(1)), variance, honest, held_out, 1, about)
+    if "labels" in epsilon:
+        variance = share(root_up(Fraction(2)), Fraction(2), "labels")
+        about = "about how often each label occurred, over a cohort"
+        table["labels"] = SkellamCount(L1(Fraction(2)), variance, honest, everything, model.cells, about)
     return table, grid
 
 
@@ -245,7 +306,9 @@ def public_step(task: Task) -> Fraction:
 
 
 def _deviation(gradient: Mechanism) -> float:
-    """Standard deviation of the noise on one entry, in the gradient's own unit."""
+    """Standard deviation of the noise on one entry, in the gradient's own unit; of one device's share under masks."""
+    if isinstance(gradient, SkellamSum):
+        return math.sqrt(gradient.variance) * float(gradient.grid.step)
     if isinstance(gradient, GridGaussian):
         return float(gradient.sigma * gradient.grid.step)
     if isinstance(gradient, GridLaplace):
@@ -281,6 +344,26 @@ class Gradient:
     version: Public[Integers]
 
 
+@message("sgd/masked/1")
+class MaskedGradient:
+    """A check-in of a masked task: the same sums, under masks."""
+
+    gradient: Masked[Integers]
+    errors: Masked[Integers] | None
+    labels: Masked[Integers] | None
+
+
+@message("sgd/total/1")
+class GradientTotal:
+    """What the server hears of a cohort: the sums over its survivors."""
+
+    gradient: Release[Integers]
+    errors: Release[Integers] | None
+    labels: Release[Integers] | None
+    devices: Public[Integers]
+    version: Public[Integers]
+
+
 # --- the device: Device Routines 1 to 3 (the buffer is the shell's) ---
 
 
@@ -301,12 +384,15 @@ def contribute(task: Task, waiting: Private[Samples] | None, params: Params, ctx
     model, weights = fixed.model, params.weights
     held_out, used = waiting.split(fixed.settings.held_out)
     tested = held_out if fixed.settings.held_out else used
-    gradient = ctx.release("gradient", used.map(lambda batch: model.gradients(weights, batch)))
+    let_out: Any = ctx.masked if fixed.masked else ctx.release
+    gradient = let_out("gradient", used.map(lambda batch: model.gradients(weights, batch)))
     errors = labels = None
     if "errors" in fixed.table:
-        errors = ctx.release("errors", tested.map(lambda batch: model.mistakes(weights, batch)[:, None]))
+        errors = let_out("errors", tested.map(lambda batch: model.mistakes(weights, batch)[:, None]))
     if "labels" in fixed.table:
-        labels = ctx.release("labels", waiting.map(model.label_cells))
+        labels = let_out("labels", waiting.map(model.label_cells))
+    if fixed.masked:
+        return Step(None, (Send(SERVER, MaskedGradient(gradient, errors, labels)),))
     return Step(None, (Send(SERVER, Gradient(gradient, errors, labels, params.version)),))
 
 
@@ -321,8 +407,10 @@ class Learning:
     """
 
     weights: Array
-    memory: Array  # of the update rule: squares (adagrad, rmsprop), or the average of the weights
+    memory: Array  # of the update rule: squares (adagrad, rmsprop), velocity (momentum), or the average of the weights
     steps: Integers
+    counted: Integers
+    """Check-ins behind the steps: as many, but for masked cohorts, whose survivors are counted."""
     errors: Integers
     labels: Integers
 
@@ -331,15 +419,27 @@ def publish_initial(task: Task, ctx: Context) -> Step[Learning]:
     model = plan(task).model
     zeros = np.zeros(model.shape, np.float32)
     none = np.int32(0)
-    state = Learning(zeros, zeros, none, np.int64(0), np.zeros(model.cells, np.int64))  # 2^31 counts below 2^31 fit
+    counts = np.int64(0), np.zeros(model.cells, np.int64)  # 2^31 counts below 2^31 fit
+    state = Learning(zeros, zeros, none, none, *counts)
     return Step(state, (Publish(Params(zeros, none)),))
 
 
 def apply(task: Task, state: Learning, gradient: Gradient, ctx: Context) -> Step[Learning]:
     """One update, eq. (3): a step along the noisy gradient, projected to the ball of radius R; counts add up."""
+    return _apply(task, state, gradient, 1)
+
+
+def apply_total(task: Task, state: Learning, total: GradientTotal, ctx: Context) -> Step[Learning]:
+    """The same with a cohort's total: the mean over the samples of its survivors, who are counted in public."""
+    return _apply(task, state, total, total.devices)
+
+
+def _apply(task: Task, state: Learning, gradient: Gradient | GradientTotal, devices: Any) -> Step[Learning]:
     fixed = plan(task)
     xp = namespace(gradient.gradient.value, state.weights)
     mean = fixed.grid.decode(gradient.gradient.value) * fixed.share
+    if fixed.masked:
+        mean = (mean / xp.asarray(devices).astype(xp.float32)).reshape(state.weights.shape)
     if fixed.l2:
         mean = mean + fixed.l2 * state.weights
     steps = state.steps + 1
@@ -349,7 +449,8 @@ def apply(task: Task, state: Learning, gradient: Gradient, ctx: Context) -> Step
         memory = state.memory + (weights - state.memory) / steps.astype(xp.float32)
     errors = state.errors if gradient.errors is None else state.errors + gradient.errors.value[0]
     labels = state.labels if gradient.labels is None else state.labels + gradient.labels.value
-    after = Learning(weights, memory, steps, errors, labels)
+    counted = (state.counted + devices).astype(xp.int32)
+    after = Learning(weights, memory, steps, counted, errors, labels)
     return Step(after, (Publish(Params(weights, steps)), *_stops(task.stop, fixed, after)))
 
 
@@ -363,6 +464,9 @@ def _update(fixed: Plan, xp: Any, state: Learning, mean: Array, t: Array) -> tup
     if update == "rmsprop":
         memory = 0.9 * state.memory + 0.1 * mean * mean
         return state.weights - rate / (xp.sqrt(memory) + 1e-8) * mean, memory
+    if update == "momentum":
+        memory = MOMENTUM * state.memory + mean
+        return state.weights - rate * memory, memory
     return state.weights - rate * mean, state.memory
 
 
@@ -376,9 +480,10 @@ def _stops(rule: StopRule, fixed: Plan, state: Learning) -> tuple[Stop, ...]:
     """T_max, or the error rho on the noisy counts (Algorithm 2). Structure depends on the task alone."""
     stops: list[Stop] = []
     if rule.steps is not None:
-        stops.append(Stop(f"{rule.steps} check-ins have arrived", state.steps >= rule.steps))
+        heard = "cohorts have been added up" if fixed.masked else "check-ins have arrived"
+        stops.append(Stop(f"{rule.steps} {heard}", state.steps >= rule.steps))
     if rule.error is not None and "errors" in fixed.table:
-        low = state.errors <= float(rule.error) * state.steps * tested_samples(fixed)
+        low = state.errors <= float(rule.error) * state.counted * tested_samples(fixed)
         stops.append(Stop(f"the crowd's error is at most {float(rule.error):g}", low))
     return tuple(stops)
 
@@ -420,6 +525,8 @@ def progress(task: Task, check_ins: int, errors: float, labels: Array) -> Progre
 
 def _variance(mechanism: Mechanism | None) -> float:
     """Of the noise in one count: 2 alpha / (1 - alpha)^2 for discrete Laplace noise with P(z) ~ alpha^|z|."""
+    if isinstance(mechanism, SkellamCount):
+        return float(mechanism.variance)
     if not isinstance(mechanism, CountLaplace):
         return 0.0
     alpha = float(np.exp(-1 / float(mechanism.scale)))
@@ -429,7 +536,7 @@ def _variance(mechanism: Mechanism | None) -> float:
 def tally(task: Task, state: Learning) -> Tally:
     """The crowd's noisy counts so far; see `progress` for the rates that they give."""
     fixed = plan(task)
-    seen = int(state.steps)
+    seen = int(state.counted)
 
     def noisy(row: str, counts: Array) -> Noisy | None:
         mechanism = fixed.table.get(row)
@@ -459,6 +566,8 @@ def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
     fixed = plan(task)
     shapes = {"gradient": fixed.model.shape, "errors": (1,), "labels": (fixed.model.cells,)}
     fields = {"version": Field("<i4", (), 0, 2**31 - 1)}
+    if fixed.masked:
+        return {"sgd/total/1": {**fields, **total_fields(fixed.table, task)}}
     for row, mechanism in fixed.table.items():
         if isinstance(mechanism, GridLaplace | GridGaussian):
             most = mechanism.covers.size * mechanism.clip
@@ -474,7 +583,7 @@ def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
 
 
 device = Role(start=wait, on={Sensed: check_out, Params: contribute})
-server = Role(start=publish_initial, on={Gradient: apply})
+server = Role(start=publish_initial, on={Gradient: apply, GradientTotal: apply_total})
 protocol = Protocol(
     "sgd",
     device,
@@ -486,6 +595,7 @@ protocol = Protocol(
     settle=settle,
     expected=expected,
     progress=tally,
+    masked=(MaskedGradient, GradientTotal),
 )
 
 

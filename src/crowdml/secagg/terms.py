@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from crowdml.errors import TaskError
+from crowdml.privacy.mechanisms import Aggregated
+from crowdml.privacy.sensitivity import Observer
+from crowdml.protocol import SIGMAS
 from crowdml.secagg import ring
 from crowdml.secagg.graph import COMPLETE, Plan, plan
+from crowdml.task import Task
 
-__all__ = ["MOST_DEVICES", "Field", "Terms"]
+__all__ = ["MOST_DEVICES", "Field", "Terms", "terms_of"]
 
 MOST_DEVICES = 65_536
 
@@ -32,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Terms:
-    """`survivors` and `colluders` are stated for the smallest cohort and grow with it in proportion.
+    """A cohort has `smallest` to `largest` devices; of any, `survivors` must remain, and `colluders` may lie.
 
     Refused when made: a threshold that is not safe (2t > n + colluders) or that the survivors do not reach, fewer than
     two honest survivors, and a ring in which the sum of the largest cohort could wrap round.
@@ -70,11 +77,13 @@ class Terms:
                 f"{self.survivors} survivors with {self.colluders} colluders among them leave {self.honest} honest: "
                 "the sum would be that device's own. Ask for more survivors, or tolerate fewer colluders."
             )
-        if self._plan(self.smallest) is None:
-            least = (self.smallest + self.colluders) // 2 + 2
+        if self.survivors > self.smallest:
+            raise TaskError(f"{self.survivors} devices cannot survive in a cohort of {self.smallest}.")
+        if self._plan(self.largest) is None:
+            least = (self.largest + self.colluders) // 2 + 2
             raise TaskError(
-                f"A cohort of {self.smallest} with {self.colluders} colluders needs a threshold t with 2t > "
-                f"{self.smallest + self.colluders}, so t = {least - 1} others of at least {least} survivors; "
+                f"A cohort of {self.largest} with {self.colluders} colluders needs a threshold t with 2t > "
+                f"{self.largest + self.colluders}, so t = {least - 1} others of at least {least} survivors; "
                 f"the terms say {self.survivors}. Ask for more survivors, or tolerate fewer colluders."
             )
 
@@ -93,15 +102,37 @@ class Terms:
         if not self.smallest <= devices <= self.largest:
             raise ValueError(f"A cohort of this task has {self.smallest} to {self.largest} devices, not {devices}.")
         found = self._plan(devices)
-        assert found is not None, "a plan for the smallest cohort is one for every larger one"
+        assert found is not None, "a plan for the largest cohort is one for every smaller one"
         return found
 
     def _plan(self, devices: int) -> Plan | None:
         return plan(
             devices,
-            self.colluders * devices // self.smallest,
-            -(-self.survivors * devices // self.smallest),
+            self.colluders,
+            self.survivors,
             security=self.security,
             correctness=self.correctness,
             complete=self.complete,
         )
+
+
+def terms_of(task: Task, table: Mapping[str, Any]) -> Terms:
+    """The terms of a masked task: one field for each row of the protocol's table that the aggregate alone may see.
+
+    The ring has 32 bits where the sum of the largest cohort fits with its noise, else 64.
+    """
+    masking = task.masking
+    rows = {name: row for name, row in table.items() if row.observer is Observer.AGGREGATE}
+    if masking is None or not rows or len(rows) < len(table):
+        raise TaskError(
+            f"task {task.name!r}: masks need [masking] in the task and a protocol that says sums alone; "
+            f"{sorted(set(table) - set(rows)) or 'nothing'} would be said without."
+        )
+    fields = tuple(_field(name, cast(Aggregated, row), masking.cohort) for name, row in rows.items())
+    return Terms(task.hash, fields, masking.minimum, masking.cohort, masking.minimum, masking.colluders)
+
+
+def _field(tag: str, row: Aggregated, cohort: int) -> Field:
+    slack = SIGMAS * (math.isqrt(math.ceil(cohort * row.variance)) + 1)
+    bits = 32 if cohort * row.bound + 2 * slack < 2**31 else 64
+    return Field(tag, row.length, bits, row.bound, slack)

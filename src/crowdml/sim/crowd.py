@@ -50,7 +50,7 @@ class Holding:
 def turn(protocol: Protocol, task: Task, batch: Samples, publication: Any, noise: Source, me: Any) -> tuple[Any, Door]:
     """A device's whole turn: it has sensed a batch, checks out, hears the publication, and says one message."""
     door = Door(protocol.mechanisms(task), noise)
-    ctx = Context(me=me, release=door.release)
+    ctx = Context(me=me, release=door.release, masked=door.masked)
     role = protocol.device
     state = role.start(task, ctx).state
     private = Private(batch, Rows(0, protocol.batch(task)))

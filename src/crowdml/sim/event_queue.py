@@ -60,7 +60,8 @@ class Steps:
 
     def hear(self, state: Any, publication: Any, key: Array, ctx: Context) -> tuple[Step[Any], Door]:
         door = self.door(key)
-        return advance(self.protocol.device, self.task, state, publication, replace(ctx, release=door.release)), door
+        ctx = replace(ctx, release=door.release, masked=door.masked)
+        return advance(self.protocol.device, self.task, state, publication, ctx), door
 
     def apply(self, state: Any, message: Any, ctx: Context) -> Step[Any]:
         return advance(self.protocol.server, self.task, state, message, ctx)

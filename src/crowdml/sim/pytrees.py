@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from crowdml.arrays import STRUCTS
-from crowdml.privacy.private import Private, Release
+from crowdml.privacy.private import Masked, Private, Release
 from crowdml.protocol import CheckOut, Publish, Send, Step, Stop, Wake
 
 _known: set[type] = set()
@@ -43,13 +43,16 @@ def register() -> None:
         for cls, names, static in STEPS:
             jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=static)
     if Private not in _known:
-        _known.update((Private, Release))
+        _known.update((Private, Release, Masked))
         jax.tree_util.register_pytree_node(
             Private,
             lambda private: ((private._value,), (private.part, private._rows)),
             lambda fixed, inner: Private(inner[0], fixed[0], _rows=fixed[1]),
         )
         jax.tree_util.register_pytree_node(Release, lambda release: ((release.value,), release._stamp), _release)
+        jax.tree_util.register_pytree_node(
+            Masked, lambda masked: ((masked._steps,), masked._stamp), lambda stamp, inner: Masked(inner[0], stamp)
+        )
 
 
 def _release(stamp: Any, inner: tuple[Any]) -> Release[Any]:
