@@ -101,8 +101,8 @@ class Masking:
         between("masking.cohort", self.cohort, 3, 65_536)
         between("masking.minimum", self.minimum, 3, self.cohort)
         between("masking.colluders", self.colluders, 0, self.minimum - 2)
-        between("masking.window", self.window, Fraction(1, 10), 30 * 86_400)
-        between("masking.lease", self.lease, Fraction(1, 10), 30 * 86_400)
+        between("masking.window", self.window, 0.1, 30 * 86_400)
+        between("masking.lease", self.lease, 0.1, 30 * 86_400)
         if self.floor is not None:
             positive("masking.floor", self.floor)
         least = (self.cohort + self.colluders) // 2 + 2
