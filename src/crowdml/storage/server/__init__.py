@@ -15,6 +15,7 @@ from crowdml.storage.server.journal import (
     Refused,
     Snapshot,
 )
+from crowdml.storage.server.rounds import OpenRound, RoundMessage, RoundRow
 from crowdml.storage.server.store import (
     Counts,
     Device,
@@ -43,10 +44,13 @@ __all__ = [
     "Invitation",
     "JournalRow",
     "Last",
+    "OpenRound",
     "Point",
     "Publication",
     "Reduced",
     "Refused",
+    "RoundMessage",
+    "RoundRow",
     "Session",
     "Snapshot",
     "State",

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from crowdml.storage.server.database import NOTHING_WRITTEN, Database, StoreError, utc
-from crowdml.storage.server.schema import body, device, journal, publication, snapshot, task
+from crowdml.storage.server.schema import SERVER_NUMBER, body, device, journal, publication, snapshot, task
 from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.receipts import chain_next, chain_start
 
@@ -290,6 +290,26 @@ class Journal(Database):
                 )
             yield row.at, row.signed
 
+    def totals(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Like `tail`, of the server's own entries alone: what it heard of the cohorts of a masked task."""
+        while True:
+            query = (
+                sa.select(_AT, body.c.signed)
+                .join(body, (body.c.task == journal.c.task) & (body.c.index == journal.c.index), isouter=True)
+                .where(journal.c.device == SERVER_NUMBER, journal.c.index > after_index)
+                .order_by(journal.c.index)
+                .limit(PAGE)
+            )
+            with self.reading() as connection:
+                page = connection.execute(query.where(journal.c.task == task_number(connection, task))).all()
+            for row in page:
+                if row.signed is None:
+                    raise self._broken(task, row.at, "was reduced: the server's total is gone")
+                yield row.at, row.signed
+            if len(page) < PAGE:
+                return
+            after_index = page[-1].at
+
     def _pages(self, task: bytes, after: int, *columns: sa.ColumnElement[Any]) -> Iterator[Any]:
         beside = (body.c.task == journal.c.task) & (body.c.index == journal.c.index)
         query = (
@@ -308,14 +328,23 @@ class Journal(Database):
             after = page[-1].at
 
     def statement(self, device_id: str) -> bytes | None:
-        """The signed envelope of the device's last check-in over all tasks, with its running totals; None of none."""
+        """The last signed envelope of the device over all tasks that has its running totals; None of none.
+
+        That of its last check-in, or of what it said later in a round of masking. The body of a masked check-in is gone
+        when its round is over: if the device said nothing after it, there is none.
+        """
         query = (
             sa.select(body.c.signed)
             .join(device, (device.c.last_task == body.c.task) & (device.c.last_index == body.c.index))
             .where(device.c.id == device_id)
         )
+        later = (
+            sa.select(last_statement.c.signed)
+            .join(device, device.c.number == last_statement.c.device)
+            .where(device.c.id == device_id)
+        )
         with self.reading() as connection:
-            return connection.execute(query).scalar()
+            return connection.execute(later).scalar() or connection.execute(query).scalar()
 
     # The chain
 
@@ -480,18 +509,22 @@ class Journal(Database):
                 after = page[-1]
 
     def export_transcript(
-        self, task: bytes, read: Callable[[bytes], Signed] = open_signed
+        self, task: bytes, read: Callable[[bytes], Signed] = open_signed, *, masked: bool = False
     ) -> tuple[Snapshot | None, Iterator[Contribution]]:
         """The oldest snapshot kept (None: the journal's beginning) and every body since: what rebuilds the weights.
 
-        Without identities or times: no signature, no statement, no device; senders are numbered as they appear.
+        Without identities or times: no signature, no statement, no device; senders are numbered as they appear. Of a
+        masked task the server's totals: nothing else moved the weights.
         """
         start = self.oldest_snapshot(task)
-        return start, self._contributions(task, 0 if start is None else start.index, read)
+        after = 0 if start is None else start.index
+        return start, self._contributions(self.totals(task, after) if masked else self.tail(task, after), read)
 
-    def _contributions(self, task: bytes, after: int, read: Callable[[bytes], Signed]) -> Iterator[Contribution]:
+    def _contributions(
+        self, bodies: Iterator[tuple[int, bytes]], read: Callable[[bytes], Signed]
+    ) -> Iterator[Contribution]:
         senders: dict[str, int] = {}
-        for index, signed in self.tail(task, after):
+        for index, signed in bodies:
             envelope = read(signed).envelope
             sender = senders.setdefault(envelope.sender, len(senders) + 1)
             yield Contribution(index, sender, envelope.kind, envelope.body)
@@ -598,6 +631,7 @@ _SQLITE = {
     "pointer": "update device set last_task = ?, last_index = ? where number = ?",
     "held": """
         select j."index" from journal j join device d on d.number = j.device
+        join body b on b.task = j.task and b."index" = j."index"
         where j.task = ? and j."index" > ? and j."index" <= ? and d.last_task = j.task and d.last_index = j."index"
         order by j."index" """,
     "erase": 'delete from body where task = ? and "index" > ? and "index" < ?',

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
 from crowdml.storage.server.journal import task_number
 from crowdml.storage.server.schema import (
+    SERVER_NUMBER,
     admission,
     device,
     invitation,
@@ -24,7 +25,7 @@ from crowdml.storage.server.schema import (
     setting,
     task,
 )
-from crowdml.storage.server.store import Device, Store, read_devices
+from crowdml.storage.server.store import IS_DEVICE, Device, Store, read_devices
 from crowdml.wire.statements import Statement, open_statement
 
 __all__ = [
@@ -168,7 +169,7 @@ def find_devices(store: Store, search: str = "", *, after: str = "", limit: int 
     query = (
         sa.select(device, journal.c.received_at, journal.c.statement)
         .join(journal, (journal.c.task == device.c.last_task) & (journal.c.index == device.c.last_index), isouter=True)
-        .where(device.c.id > after)
+        .where(device.c.id > after, IS_DEVICE)
     )
     if search:
         by_label = (
@@ -189,7 +190,7 @@ def spent_statements(store: Store, most: int = 2_000) -> tuple[int, list[Stateme
 
     Ids are hashes of keys, so the first by id are as good as drawn by chance.
     """
-    gave = device.c.last_index.is_not(None) & device.c.withdrawn_at.is_(None)
+    gave = device.c.last_index.is_not(None) & device.c.withdrawn_at.is_(None) & IS_DEVICE
     query = (
         sa.select(journal.c.statement)
         .join(device, (journal.c.task == device.c.last_task) & (journal.c.index == device.c.last_index))
@@ -247,7 +248,7 @@ def recent_devices(store: Store, hash_: bytes, after_index: int, most: int = 20_
         number = task_number(connection, hash_)
         rows: Any = (
             sa.select(journal.c.device)
-            .where(journal.c.task == number, journal.c.index > after_index)
+            .where(journal.c.task == number, journal.c.index > after_index, journal.c.device != SERVER_NUMBER)
             .order_by(journal.c.index.desc())
             .limit(most)
             .subquery()

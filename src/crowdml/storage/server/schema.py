@@ -21,8 +21,11 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest migration: what this version of the library reads and writes."""
+
+SERVER_NUMBER = 0
+"""Of the server itself among the devices: what it heard of a cohort stands in the journal as its own entry."""
 
 STATES = ("draft", "running", "paused", "stopped")
 
@@ -127,6 +130,66 @@ snapshot = Table(
     CheckConstraint("verified in (0, 1)", name="snapshot_verified"),
     sqlite_strict=True,
 )
+
+round_ = Table(
+    "round",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("number", Number, nullable=False),  # rises by one, over abandoned rounds and restarts
+    Column("phase", Text, nullable=False),
+    Column("cause", Text, nullable=False),  # in a word, why it was abandoned; else ''
+    Column("why", Text, nullable=False),
+    Column("opened_at", Text, nullable=False),
+    Column("fixed_at", Text),  # when the cohort was
+    Column("ended_at", Text),
+    Column("devices", Number, nullable=False),  # in the cohort
+    Column("shared", Number, nullable=False),
+    Column("survived", Number, nullable=False),
+    Column("roster", LargeBinary, nullable=False),  # these three: empty before, and once it ended
+    Column("sharers", LargeBinary, nullable=False),
+    Column("survivors", LargeBinary, nullable=False),
+    Column("version", Number),  # of the publication that this cohort works with
+    Column("kind", Text),
+    Column("publication", LargeBinary),  # its body, until the round ended
+    PrimaryKeyConstraint("task", "number"),
+    sqlite_strict=True,
+)
+"""Rounds of masking. What a device said in one lies in `round_message` while it lasts."""
+
+round_message = Table(
+    "round_message",
+    metadata,
+    Column("task", Number, nullable=False),
+    Column("round", Number, nullable=False),
+    Column("device", Number, ForeignKey("device.number"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # of a masked vector its hash
+    Column("index", Number),  # of a masked vector, its entry in the journal
+    PrimaryKeyConstraint("task", "round", "device", "kind"),
+    sqlite_strict=True,
+)
+Index("round_message_index", round_message.c.task, round_message.c.round, round_message.c.index)
+
+round_sum = Table(
+    "round_sum",
+    metadata,
+    Column("task", Number, nullable=False),
+    Column("round", Number, nullable=False),
+    Column("folded", Number, nullable=False),  # the sum has every masked vector of this round up to this entry
+    Column("sum", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task", "round"),
+    sqlite_strict=True,
+)
+"""Sums under masks, so that the bodies behind them can go while a round lasts."""
+
+last_statement = Table(
+    "statement",
+    metadata,
+    Column("device", Number, ForeignKey("device.number"), primary_key=True),
+    Column("signed", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+"""What a device signed after its last check-in, where the body of that one is gone: its totals are in it."""
 
 publication = Table(
     "publication",

@@ -18,8 +18,10 @@ from sqlalchemy.engine import Connection
 
 from crowdml.errors import CrowdmlError
 from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
-from crowdml.storage.server.journal import Journal, task_number
+from crowdml.storage.server.journal import task_number
+from crowdml.storage.server.rounds import Rounds
 from crowdml.storage.server.schema import (
+    SERVER_NUMBER,
     admission,
     body,
     device,
@@ -27,6 +29,7 @@ from crowdml.storage.server.schema import (
     invitation,
     invitation_task,
     journal,
+    last_statement,
     latest,
     operator,
     point,
@@ -61,6 +64,7 @@ MOST_EVENTS = 10_000
 MOST_POINTS = 400
 _NONE: frozenset[int] = frozenset()
 SALT = "salt"
+IS_DEVICE = device.c.number != SERVER_NUMBER
 
 
 @dataclass(frozen=True)
@@ -180,8 +184,8 @@ class Counts:
     bytes: int
 
 
-class Store(Journal):
-    """Everything that the server keeps. See `Database` for how it is opened and `Journal` for check-ins."""
+class Store(Rounds):
+    """Everything that the server keeps. See `Database` for how it is opened, `Journal` for check-ins, and `Rounds`."""
 
     def check(self) -> dict[bytes, int]:
         """Read everything that can be verified: pages, chains, bodies, snapshots, tasks. The length of each journal."""
@@ -444,6 +448,7 @@ class Store(Journal):
     def contributors(self, hash_: bytes) -> int:
         """How many devices have checked in to this task."""
         query = sa.select(sa.func.count()).select_from(latest).join(task, task.c.number == latest.c.task)
+        query = query.where(latest.c.device != SERVER_NUMBER)
         with self.reading() as connection:
             return connection.execute(query.where(task.c.hash == hash_)).scalar_one()
 
@@ -483,18 +488,20 @@ class Store(Journal):
         """The public key of every device that may check in."""
         active = device.c.revoked_at.is_(None) & device.c.withdrawn_at.is_(None)
         with self.reading() as connection:
-            rows = connection.execute(sa.select(device.c.id, device.c.public_key).where(active))
+            rows = connection.execute(sa.select(device.c.id, device.c.public_key).where(active, IS_DEVICE))
             return {row.id: row.public_key for row in rows}
 
     def _devices(self, condition: Any, limit: int) -> list[Device]:
         with self.reading() as connection:
-            rows = connection.execute(sa.select(device).where(condition).order_by(device.c.id).limit(limit)).all()
+            rows = connection.execute(
+                sa.select(device).where(condition, IS_DEVICE).order_by(device.c.id).limit(limit)
+            ).all()
             return read_devices(connection, rows)
 
     def revoke(self, device_id: str, at: str) -> bool:
         """Take no check-in from this device any more; whether there is such a device. What it gave stays."""
         with self.writing() as connection:
-            here = device.c.id == device_id
+            here = (device.c.id == device_id) & IS_DEVICE
             first = sa.func.coalesce(device.c.revoked_at, utc(at))
             return connection.execute(device.update().where(here).values(revoked_at=first)).rowcount > 0
 
@@ -503,10 +510,10 @@ class Store(Journal):
 
         Kept: what it had spent, under the hash of this server's salt and its id; and its journal entries (id, seq,
         hash), for the chain runs over them. Erased: its key, times, invitations and statements, and the bodies that
-        no replay needs; the others go with the next `reduce`.
+        no replay needs; the others go with the next `reduce`. What it said in a round of masking goes with the round.
         """
         with self.writing() as connection:
-            row = connection.execute(sa.select(device).where(device.c.id == device_id)).first()
+            row = connection.execute(sa.select(device).where(device.c.id == device_id, IS_DEVICE)).first()
             if row is None:
                 return False
             if row.withdrawn_at is not None:
@@ -529,6 +536,7 @@ class Store(Journal):
             mine = (journal.c.device == row.number) & journal.c.task.in_(sa.select(task.c.number))  # by the index
             connection.execute(journal.update().where(mine).values(statement=None))
             connection.execute(admission.update().where(admission.c.device == row.number).values(device=None))
+            connection.execute(last_statement.delete().where(last_statement.c.device == row.number))
             connection.execute(
                 device.update()
                 .where(device.c.number == row.number)
@@ -650,7 +658,7 @@ class Store(Journal):
             entries = connection.execute(sa.select(sa.func.sum(sa.func.coalesce(last, 0))).select_from(task)).scalar()
             counts = Counts(
                 tasks={state: found.get(state, 0) for state in get_args(State)},
-                devices=many(connection, device),
+                devices=many(connection, device, IS_DEVICE),
                 revoked=many(connection, device, device.c.revoked_at.is_not(None)),
                 withdrawn=many(connection, device, device.c.withdrawn_at.is_not(None)),
                 entries=int(entries or 0),
