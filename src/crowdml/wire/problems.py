@@ -89,7 +89,13 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Never change a message that was sent; send the next one under the seq in `expected`.",
     ),
     "seq-gap": ProblemKind(409, "Messages are missing before this one", "Send the message whose seq is `expected`."),
+    "round-refused": ProblemKind(
+        409, "A round of masking does not take this", "Drop the message, and take part in the next round."
+    ),
     "task-stopped": ProblemKind(410, "The task is stopped", "Keep the model, and drop what waits in the outbox."),
+    "round-over": ProblemKind(
+        410, "The round or its phase is over", "Drop the message, which stays charged, and wait for the next round."
+    ),
     "version-gone": ProblemKind(
         410, "This version is no longer kept", "GET the publication for the one that holds now."
     ),

@@ -18,7 +18,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from crowdml.storage.server.database import NOTHING_WRITTEN, Database, StoreError, utc
-from crowdml.storage.server.schema import SERVER_NUMBER, body, device, journal, publication, snapshot, task
+from crowdml.storage.server.schema import (
+    SERVER_NUMBER,
+    body,
+    device,
+    journal,
+    last_statement,
+    publication,
+    snapshot,
+    task,
+)
 from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.receipts import chain_next, chain_start
 

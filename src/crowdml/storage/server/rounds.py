@@ -213,7 +213,7 @@ class Rounds(Journal):
                     sharers=b"",
                     survivors=b"",
                     publication=None,
-                )  # fmt: skip
+                )
             )
             return entry
 
