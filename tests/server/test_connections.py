@@ -29,7 +29,7 @@ from crowdml.messages import encode
 from crowdml.privacy.private import RECEIVED, Release
 from crowdml.protocols import settled
 from crowdml.protocols.sgd import Gradient, expected
-from crowdml.server.limits import Limits, source
+from crowdml.server.limits import Limits, Queue, Turns, source
 from crowdml.server.portal.live import MOST_OF_ONE
 from crowdml.task import parse
 from crowdml.wire.validate import largest_body
@@ -461,3 +461,48 @@ def test_a_server_raises_its_limit_of_files_as_far_as_it_needs(tmp_path: Path) -
     with process(tmp_path, (160, 700), "--connections", "500") as (running, _):
         assert resource.prlimit(running.pid, resource.RLIMIT_NOFILE) == (628, 700)  # pyright: ignore[reportAttributeAccessIssue]
     assert "connections are taken" not in (tmp_path / "log").read_text()
+
+
+# --- how long a check-in waits ---
+
+
+def test_what_is_read_has_waited_as_long_as_the_loop_was_busy() -> None:
+    turns = Turns()
+    assert turns.waited(now=5.0) == 0, "a loop that was idle reads at once"
+    assert turns.read(now=10.0), "the first of a turn wants to know when the next begins"
+    assert not turns.read(now=10.1)
+    assert turns.waited(now=10.3) == pytest.approx(0.3), "the last of many that came together"
+    assert turns.turned(), "something was read: look at the next turn too"
+    assert not turns.read(now=10.4)
+    assert turns.waited(now=10.5) == pytest.approx(0.5), "it may have come when the turn before began"
+    assert turns.turned()
+    assert not turns.turned(), "nothing was read meanwhile: the loop goes to sleep"
+    assert turns.waited(now=99.0) == 0
+    assert turns.read(now=99.0)
+
+
+def test_a_check_in_waits_before_it_is_read_and_until_the_writer_comes() -> None:
+    queue = Queue(speed=100.0, clock=lambda: 10.25)
+    assert queue.wait(50) == 0.5
+    queue.turns.read(now=10.0)
+    assert queue.wait(50) == 0.75
+
+
+def test_one_slow_batch_does_not_rule_what_is_thought_of_the_writer() -> None:
+    queue = Queue(speed=400.0)
+    queue.took(60, 30.0)
+    assert queue.speed == pytest.approx(360)
+    for _ in range(100):
+        queue.took(60, 0.6)
+    assert queue.speed == pytest.approx(100, rel=0.01), "one that stays slow is believed"
+
+
+def test_how_long_accepted_check_ins_took_is_counted(tmp_path: Path) -> None:
+    with serving(tmp_path, TASK) as server:
+        device = server.device()
+        assert device.check_in(TASK).status == 202
+        assert device.check_in(TASK, seq=9).status == 409, "a refusal does not count"
+        text = server.line().ask("GET", "/metrics").body.decode()
+    assert "# TYPE crowdml_check_in_seconds histogram\n" in text
+    assert 'crowdml_check_in_seconds_bucket{le="+Inf"} 1\n' in text
+    assert "crowdml_check_in_seconds_count 1\n" in text

@@ -506,6 +506,7 @@ async def metrics(request: Request) -> Response:
     hub: Hub = request.app.state.hub
     lines = ["# TYPE crowdml_devices gauge", f"crowdml_devices {len(hub.keys)}", "# TYPE crowdml_check_ins counter"]
     lines += [f'crowdml_check_ins{{task="{each.task.hash.hex()[:12]}"}} {each.check_ins}' for each in hub.hosted()]
+    lines += hub.queue.metrics()
     lines.append("# TYPE crowdml_refusals counter")
     lines += [f'crowdml_refusals{{problem="{slug}"}} {count}' for slug, count in sorted(hub.counts.items())]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")

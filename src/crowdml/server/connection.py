@@ -12,6 +12,7 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -19,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from crowdml.server.limits import Limits, source
+from crowdml.server.limits import Limits, Queue, source
 from crowdml.wire.problems import CONTENT_TYPE, Problem
 
 log = logging.getLogger("crowdml.server")
@@ -85,10 +86,11 @@ class _Nothing:
 class Exchange:
     """A request and its answer without ASGI; it stands where uvicorn keeps its own."""
 
-    __slots__ = ("disconnected", "keep_alive", "message_event", "method", "parts", "response_complete", "task")
+    __slots__ = ("came", "disconnected", "keep_alive", "message_event", "method", "parts", "response_complete", "task")
 
-    def __init__(self, task: bytes, method: str) -> None:
+    def __init__(self, task: bytes, method: str, came: float) -> None:
         self.task, self.method, self.parts, self.response_complete = task, method, list[bytes](), False
+        self.came = came
         self.keep_alive, self.disconnected, self.message_event = True, False, _NOTHING
 
 
@@ -118,12 +120,18 @@ def _reset(transport: Any) -> None:
     transport.abort()
 
 
-def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToolsProtocol]:
-    """The class that uvicorn makes of each connection, within these limits."""
+def connection_class(limits: Limits, front: Front | None = None, queue: Queue | None = None) -> type[HttpToolsProtocol]:
+    """The class that uvicorn makes of each connection, within these limits. `queue` hears what is read and when."""
 
     peers: dict[str, Peer] = {}
+    queue = queue or Queue()
+    turns = queue.turns
     everybody = Peer()
     proxies = frozenset(limits.proxies)
+
+    def turn(loop: asyncio.AbstractEventLoop) -> None:
+        if turns.turned():
+            loop.call_soon(turn, loop)
 
     class Connection(HttpToolsProtocol):
         _head = 0
@@ -183,6 +191,8 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
+            if turns.read(time.monotonic()):
+                self.loop.call_soon(turn, self.loop)
             parser: Any = self.parser
             try:
                 parser.feed_data(data)
@@ -295,7 +305,8 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
             task = front.look_up(method, self.url, self.headers)
             if task is None or parser.get_http_version() != "1.1":
                 return False
-            self.cycle: Any = Exchange(task, method.decode())
+            now = time.monotonic()
+            self.cycle: Any = Exchange(task, method.decode(), now - turns.waited(now))
             try:
                 if method == b"GET":
                     said = front.check_out(task, self.headers, self._source, self.server_state.default_headers)
@@ -322,6 +333,7 @@ def connection_class(limits: Limits, front: Front | None = None) -> type[HttpToo
                 return
             assert front is not None
             status, receipt = answer
+            queue.answered(time.monotonic() - exchange.came)
             if not self.transport.is_closing():
                 head = front.head(status, len(receipt), self.server_state.default_headers)
                 if not exchange.keep_alive:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address
+from itertools import accumulate
 
 from crowdml.wire.problems import Problem
 
@@ -57,6 +61,8 @@ class Rates:
             self._buckets[name] = (min(self.burst, found[0] + 1), found[1])
 
 
+WITHIN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 5.0)
+"""Seconds: check-ins are counted by which of them they took at most."""
 SPAN = 60.0
 """Seconds over which devices are counted at least."""
 
@@ -90,21 +96,70 @@ class Population:
 
 
 @dataclass
-class Queue:
-    """How fast the writer works, and when those who are refused shall come back."""
+class Turns:
+    """How long a request may have waited before anybody read it: as long as the event loop was busy with others.
 
-    speed: float = 500.0
+    What is read in one turn of the loop came while the turn before went on, or woke a loop that was idle.
+    """
+
+    _this: float | None = None
+    """When something was first read in this turn."""
+    _before: float | None = None
+
+    def read(self, now: float) -> bool:
+        """Something is read; whether it is the first of its turn, after which `turned` wants to be called."""
+        if self._this is not None:
+            return False
+        self._this = now
+        return self._before is None  # else the one that was called for the turn before calls again
+
+    def turned(self) -> bool:
+        """The next turn begins; whether this wants to be called at the one after it."""
+        self._before, self._this = self._this, None
+        return self._before is not None
+
+    def waited(self, now: float) -> float:
+        """Seconds at most that what is read now has waited."""
+        began = self._this if self._before is None else self._before
+        return 0.0 if began is None else now - began
+
+
+@dataclass
+class Queue:
+    """How fast the writer works, how long a check-in takes until it is answered, and when to come back if refused."""
+
+    speed: float = 400.0
     """Check-ins a second, of the last batches; at first a guess."""
+    turns: Turns = field(default_factory=Turns)
+    clock: Callable[[], float] = time.monotonic
+    _within: list[int] = field(default_factory=lambda: [0] * (len(WITHIN) + 1))
+    _seconds: float = 0.0
     _taken: float = 0.0
 
     def took(self, check_ins: int, seconds: float) -> None:
-        """A batch was done. The speed follows over some hundred check-ins: small batches say little."""
-        found = check_ins / max(seconds, 1e-6)
+        """A batch was done. The speed follows over some hundred check-ins: small batches say little.
+
+        One batch alone never halves it: the first is slow because all is cold, and one in many because the disk pauses.
+        """
+        found = max(check_ins / max(seconds, 1e-6), self.speed / 2)
         self.speed += min(1.0, check_ins / 300) * (found - self.speed)
 
     def wait(self, waiting: int) -> float:
-        """Seconds until the writer comes to one more."""
-        return waiting / self.speed
+        """Seconds until one more is answered, from when it came: before it was read, and until the writer is there."""
+        return self.turns.waited(self.clock()) + waiting / self.speed
+
+    def answered(self, seconds: float) -> None:
+        """A check-in was taken, and answered so long after it came."""
+        self._within[bisect_left(WITHIN, seconds)] += 1
+        self._seconds += seconds
+
+    def metrics(self) -> Iterator[str]:
+        """How long check-ins took that were taken: a histogram, as Prometheus reads it."""
+        yield "# TYPE crowdml_check_in_seconds histogram"
+        for bound, count in zip((*WITHIN, "+Inf"), accumulate(self._within), strict=True):
+            yield f'crowdml_check_in_seconds_bucket{{le="{bound}"}} {count}'
+        yield f"crowdml_check_in_seconds_sum {self._seconds:.6f}"
+        yield f"crowdml_check_in_seconds_count {sum(self._within)}"
 
     def later(self, now: float, crowd: int, pace: float = 1.0) -> int:
         """Whole seconds after which one that is refused finds room: the next place after all that were given away.
@@ -128,8 +183,9 @@ class Limits:
     """Bytes of requests that are half sent, and of check-ins that wait: of each so many, and of one address half."""
     waiting: int = 4096
     """Check-ins that wait for the writer; beyond that: 503 with Retry-After."""
-    patience: float = 0.12
-    """Seconds that a check-in may have to wait for the writer; beyond that: 503 with Retry-After."""
+    patience: float = 0.2
+    """Seconds that a check-in may have to wait until it is read and the writer comes to it; beyond that: 503 with
+    Retry-After."""
     batch: int = 256
     """Check-ins that are journalled in one transaction."""
     address_rate: float = 1000.0

@@ -195,7 +195,7 @@ async def _serve(
     app = make_app(hub)
     config = uvicorn.Config(
         app,
-        http=connection_class(limits, app),
+        http=connection_class(limits, app, hub.queue),
         ws="none",
         log_config=None,
         access_log=False,
