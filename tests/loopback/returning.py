@@ -1,18 +1,18 @@
-"""A crowd of registered devices that speaks the real protocol over a bounded number of sockets, each its own way.
+"""A crowd of real devices that returns after an outage: the fleet runner's, with keys and ledgers on disk.
 
-A device here is its signed bytes and the time at which it comes back: it checks out, checks in, and does as it is told
-by `Retry-After`, with jitter. The fleet runner's devices also keep ledgers and draw noise, which is several
-milliseconds of this machine each: fifty thousand of them would measure the player and not the server.
+What takes long over HTTP one by one is written at once, with what the same code would have written: registrations on
+the server, and keys and the consent in the fleet's folder. From there on all is as ever: each device checks out,
+computes, charges its ledger, and has a signed message in its outbox when the outage begins.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import random
+import contextlib
 import sqlite3
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,130 +20,154 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.messages import SERVER, Envelope, encode
-from crowdml.privacy.private import RECEIVED, Release
-from crowdml.protocols.sgd import Gradient
+from crowdml.device.client import Answer, Client, Limits
+from crowdml.device.fleet import Fleet, Summary
+from crowdml.device.folder import Folder, Server, offer
+from crowdml.device.sources import DealtSource, Sample
+from crowdml.messages import decode
+from crowdml.protocols import find, settled
 from crowdml.storage.server import Store
-from crowdml.task import Task
-from crowdml.wire.envelopes import PREFIX, pack_envelope
+from crowdml.task import Task, parse
+from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
-from crowdml.wire.statements import Statement
 
 NOW = "2025-01-31T12:00:00.000000+00:00"
 
+TEXT = """\
+name = "returning"
+title = "A task whose weights are the sum of all that was counted"
+features = { dimension = 8, norm = { kind = "l2", bound = 1.0 } }
+labels = { classes = ["a", "b"] }
+model = { kind = "softmax" }
+protocol = { kind = "sgd", batch = 1, step = { schedule = "constant", c = 1.0 }, radius = 1e9 }
+privacy = { mechanism = "discrete-gaussian", epsilon = { gradient = 16.0 }, delta = 1e-6, \
+budget = { epsilon = 16.0, samples = 8 } }
+stop = { steps = 1000000 }
+"""
+TASK = settled(parse(TEXT))
 
-def register(path: Path, task: Task, devices: int) -> list[Key]:
-    """A server's database with a running task and so many devices that joined it."""
-    keys = [Key.from_secret(number.to_bytes(32, "big")) for number in range(1, devices + 1)]
-    with Store(path) as store:
-        store.add_task(task.canonical, task.name, NOW, "running")
+
+@dataclass
+class Crowd:
+    """A fleet's folder, whose devices a server knows."""
+
+    folder: Folder
+    task: Task
+    devices: int
+    url: str
+
+    def fleet(self, client: Client) -> Fleet:
+        """All of them may be at work at once: nobody waits for another before it asks."""
+        task, protocol = self.folder.accepted(self.task.hash)
+        return Fleet(self.folder, client, task, protocol, devices=self.devices, single=False, at_work=self.devices)
+
+    def source(self, number: int) -> DealtSource:
+        x = np.full(self.task.features.dimension, 0.25, np.float32)
+        return DealtSource(f"rows:{number}/{self.devices}", [Sample(x, float(number % 2))])
+
+    def sealed(self) -> list[bytes]:
+        """What waits in all outboxes: signed, charged, and not acknowledged."""
+        with self.folder.ledger() as ledger:
+            return [each.body for number in range(self.devices) for each in ledger.of(number).resend()]
+
+    def receipts(self) -> int:
+        with self.folder.ledger() as ledger:
+            return sum(len(ledger.of(number).receipts()) for number in range(self.devices))
+
+
+def join(folder: Path, database: Path, url: str, devices: int, task: Task = TASK) -> Crowd:
+    """So many devices that have joined the server of this database, and have given nothing yet."""
+    home = Folder(folder)
+    home.make()
+    home.accept(task, offer(task, find(task)))
+    home.ledger().close()
+    with Store(database) as store:
+        key = store.setting("server-key")
         store.invite(bytes(32), NOW, uses=devices)
-    with closing(sqlite3.connect(path)) as opened, opened as connection:  # as `enrol` does, in one transaction
+    assert key is not None
+    home.pin(Server(url, Key.from_secret(key).public.hex()))
+    (folder / "keys").mkdir(mode=0o700)
+    with ThreadPoolExecutor(8) as writers:  # each key is a file that is on disk before anybody goes on
+        keys = list(writers.map(home.key, range(devices)))
+    with closing(sqlite3.connect(database)) as opened, opened as connection:  # as `enrol` does, in one transaction
         rows = [(number, key.id, key.public, NOW) for number, key in enumerate(keys, 1)]
         connection.executemany("insert into device (number, id, public_key, enrolled_at) values (?, ?, ?, ?)", rows)
         invited = "insert into admission (invitation, device, at) values (1, ?, ?)"
         connection.executemany(invited, [(number, NOW) for number, *_ in rows])
         connection.execute("update invitation set used = ?", (devices,))
-    return keys
+    return Crowd(home, task, devices, url)
 
 
-def signed(task: Task, key: Key, seq: int = 1) -> bytes:
-    """A check-in whose gradient is one everywhere."""
-    body = encode(Gradient(Release(np.ones((8, 2), np.int32), RECEIVED), None, None, np.int32(0)))
-    envelope = Envelope(task.hash, key.id, frozenset((SERVER,)), seq, "sgd/gradient/1", body)
-    packed = pack_envelope(envelope, Statement(("zcdp 1/10",), seq, ("zcdp 1/10",)))
-    return key.sign(PREFIX + packed) + packed
+def total(bodies: list[bytes]) -> Any:
+    """The sum of the gradients in signed envelopes, in grid steps."""
+    found = (open_signed(data).envelope for data in bodies)
+    return sum(decode(each.kind, each.body).gradient.value.astype(np.int64) for each in found)
 
 
 @dataclass
-class Drained:
-    """What happened: statuses, how long accepted check-ins took, and when the last one was taken."""
+class Heard:
+    """What the devices were answered."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     unexplained: int = 0
     """Of 503 without Retry-After."""
     seconds: list[float] = field(default_factory=list)
-    ended: float = 0.0
+    """From each check-in that was taken: from the first byte sent to the last of its receipt."""
+
+    at: list[float] = field(default_factory=list)
 
     def percentile(self, share: float) -> float:
         return sorted(self.seconds)[int(share * (len(self.seconds) - 1))]
 
 
-class _Socket(asyncio.Protocol):
-    """One connection: a request at a time, and its answer."""
+class Listening(Client):
+    """The devices' own client, which notes what it hears."""
 
-    def __init__(self) -> None:
-        self.data, self.answer = b"", asyncio.get_running_loop().create_future()
+    def __init__(self, url: str, connections: int) -> None:
+        super().__init__(url, limits=Limits(connections=connections))
+        self.heard = Heard()
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        self.data, self.answer = b"", asyncio.get_running_loop().create_future()
-        self.transport.write(request)
-        return self.answer
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
-        if self.answer.done():  # it was idle for too long, and is told so
-            return
-        head, found, body = self.data.partition(b"\r\n\r\n")
-        if found:
-            head = head.lower()
-            at = head.find(b"content-length: ")
-            if at < 0 or len(body) >= int(head[at + 16 :].split(b"\r", 1)[0]):
-                self.answer.set_result((int(head[9:12]), head))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(ConnectionError("the server closed the connection"))
+    async def _once(
+        self, connection: Any, method: str, data: bytes, largest: int, deadline: float
+    ) -> tuple[Answer, bool]:
+        began = time.perf_counter()
+        answer, reusable = await super()._once(connection, method, data, largest, deadline)
+        self.heard.statuses[answer.status] += 1
+        if answer.status in (200, 202) and method == "POST":
+            self.heard.seconds.append(time.perf_counter() - began)
+        elif answer.status == 503:
+            self.heard.unexplained += "retry-after" not in answer.headers
+        return answer, reusable
 
 
-async def drain(port: int, task: Task, bodies: list[bytes], sockets: int, limit: float) -> Drained:
-    """All devices come at once; each stays until its check-in is taken, or `limit` seconds are over."""
-    found, began = Drained(), time.monotonic()
-    path = f"/v1/tasks/{task.hash.hex()}"
-    check_out = f"GET {path}/publication HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-    check_in = f"POST {path}/check-in HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: "
-    draw = random.Random(7)
-    waiting = [(0.0, number, False) for number in range(len(bodies))]
+async def give(crowd: Crowd, connections: int) -> None:
+    """Every device takes a turn with a server that takes nothing, until all have charged; then their power fails."""
+    charged, all_charged = 0, asyncio.Event()
 
-    async def work() -> None:
-        line: _Socket | None = None
+    def tell(what: str) -> None:
+        nonlocal charged
+        charged += what == "charged"
+        if charged == crowd.devices:
+            all_charged.set()
 
-        async def ask(request: bytes) -> tuple[int, bytes]:
-            """Over a connection that is kept, or a new one where the server closed it while nothing was asked."""
-            nonlocal line
-            while True:
-                if line is None or line.transport.is_closing():
-                    _, line = await asyncio.get_running_loop().create_connection(_Socket, "127.0.0.1", port)
-                try:
-                    return await line.ask(request)
-                except ConnectionError:
-                    line = None
+    client = Listening(crowd.url, connections)
+    fleet = crowd.fleet(client)
+    fleet.tell = tell
+    running = asyncio.create_task(fleet.run(crowd.source, most=1))
+    waiting = asyncio.create_task(all_charged.wait())
+    await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done(), f"the devices stopped: {running.result()}"
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await client.close()
 
-        while waiting and time.monotonic() - began < limit:
-            due, number, has_read = heapq.heappop(waiting)
-            if (left := began + due - time.monotonic()) > 0:
-                heapq.heappush(waiting, (due, number, has_read))
-                await asyncio.sleep(min(left, 1.0))
-                continue
-            if not has_read:
-                status, _ = await ask(check_out)
-                found.statuses[status] += 1
-            started = time.monotonic()
-            status, head = await ask(f"{check_in}{len(bodies[number])}\r\n\r\n".encode() + bodies[number])
-            found.statuses[status] += 1
-            if status in (200, 202):
-                found.seconds.append(time.monotonic() - started)
-                found.ended = time.monotonic() - began
-            elif status == 503:
-                at = head.find(b"retry-after: ")
-                found.unexplained += at < 0
-                later = int(head[at + 13 :].split(b"\r", 1)[0]) if at >= 0 else 1
-                heapq.heappush(waiting, (time.monotonic() - began + later + draw.random(), number, True))
-        if line is not None:
-            line.transport.abort()
 
-    await asyncio.gather(*(work() for _ in range(sockets)))
-    return found
+async def come_back(crowd: Crowd, connections: int, limit: float) -> tuple[Heard, Summary]:
+    """All devices start at once, each with a message that waits; each goes on until its message is taken."""
+    client = Listening(crowd.url, connections)
+    try:
+        summary = await crowd.fleet(client).run(crowd.source, most=1, seconds=limit)
+    finally:
+        await client.close()
+    return client.heard, summary

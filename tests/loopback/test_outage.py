@@ -3,63 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from device import make_task
 from process import Server
-from returning import drain, register, signed
+from returning import TASK, TEXT, come_back, give, join, total
 
 from crowdml.messages import decode
 from crowdml.protocols.sgd import plan
 from crowdml.storage.server import Store
 
-TASK = make_task()
+WIDE = ("--address-connections", "4096")  # all come from one address here
 
 
-def come_back(folder: Path, devices: int, sockets: int) -> None:
-    """Kill a server that has so many devices, start it again, and let them all come; says how long they waited."""
+def play(folder: Path, devices: int, sockets: int) -> None:
+    """The power fails where a server and all its devices are, and returns; says how long they waited.
+
+    The server takes no check-in before that, for it has no room on its disk: so everyone has one that waits.
+    """
     server = Server(folder)
-    server.start("--task", str(server.write_task()))
+    file = folder / "returning.toml"
+    file.write_text(TEXT)
+    server.start("--task", str(file))
     server.stop()
-    keys = register_beside(server, devices)
-    wide = ("--address-connections", "4096")  # all come from one address here
-    server.start(*wide)
+    crowd = join(folder / "devices", server.data / "server.sqlite", f"http://127.0.0.1:{server.port}", devices)
+    server.start(*WIDE, "--free-space", "1e12")
+    asyncio.run(give(crowd, sockets))
     server.kill()
-    server.start(*wide)
-    found = asyncio.run(drain(server.port, TASK, [signed(TASK, key) for key in keys], sockets, limit=600))
+    sealed = crowd.sealed()
+    assert len(sealed) == devices
+    server.start(*WIDE)
+    heard, summary = asyncio.run(come_back(crowd, sockets, limit=600))
     line = server.line()
+    metrics = line.ask("GET", "/metrics").body.decode()
     answer = line.ask("GET", f"/v1/tasks/{TASK.hash.hex()}/publication")
     line.close()
     assert server.stop() == 0
     print(
-        f"{devices:,} devices drained in {found.ended:.0f} s, p50 {1e3 * found.percentile(0.5):.0f} ms, "
-        f"p99 {1e3 * found.percentile(0.99):.0f} ms, answers {dict(found.statuses)}"
+        f"{devices:,} devices over {sockets} sockets drained in {summary.seconds:.0f} s, load average "
+        f"{os.getloadavg()[0]:.1f}, answers {dict(heard.statuses)}; accepted, as the devices saw it: p50 "
+        f"{1e3 * heard.percentile(0.5):.0f} ms, p99 {1e3 * heard.percentile(0.99):.0f} ms; as the server did: "
+        f"{within(metrics)}"
     )
-    assert set(found.statuses) <= {200, 202, 503}
-    assert found.unexplained == 0, "a 503 without Retry-After"
-    assert found.statuses[202] == devices
+    assert set(heard.statuses) <= {200, 202, 503}
+    assert heard.unexplained == 0, "a 503 without Retry-After"
+    assert summary.endings == {"limit": devices}, "each had its message taken before the ten minutes were over"
+    assert summary.check_ins == devices == crowd.receipts()
+    assert crowd.sealed() == []
     weights = decode(answer.headers["crowdml-kind"], answer.body).weights
-    assert np.array_equal(weights / float(plan(TASK).grid.step), np.full((8, 2), -devices))
+    assert np.array_equal(weights / float(plan(TASK).grid.step), -total(sealed)), "each is counted once, to the bit"
     with Store(server.data / "server.sqlite") as store:
         last = store.last_seq(TASK.hash)
-        assert {key.id for key in keys} == set(last)
+        assert len(last) == devices
         assert {each.seq for each in last.values()} == {1}
     assert "Traceback" not in server.log.read_text()
-    assert found.ended < 600
 
 
-def register_beside(server: Server, devices: int):
-    for file in server.data.glob("server.sqlite*"):
-        file.unlink()
-    return register(server.data / "server.sqlite", TASK, devices)
+def within(metrics: str) -> str:
+    """The share of accepted check-ins that were answered within each bound."""
+    found = {bound: int(n) for bound, n in re.findall(r'crowdml_check_in_seconds_bucket\{le="(.*)"\} (\d+)', metrics)}
+    return ", ".join(
+        f"{100 * found[each] / max(1, found['+Inf']):.1f} % within {each} s" for each in ("0.2", "0.5", "1.0")
+    )
 
 
 def test_a_crowd_that_returns_at_once_is_taken_whole(tmp_path: Path) -> None:
-    come_back(tmp_path, devices=1500, sockets=400)
+    play(tmp_path, devices=400, sockets=200)
 
 
 @pytest.mark.slow
 def test_fifty_thousand_devices_return_at_once_and_are_drained(tmp_path: Path) -> None:
-    come_back(tmp_path, devices=50_000, sockets=400)  # its 99th percentile is printed: other tests share the machine
+    """How long it takes is printed, not asserted, but for the ten minutes: other tests share the machine."""
+    play(tmp_path, int(os.environ.get("CROWDML_OUTAGE_DEVICES", "50000")), sockets=400)

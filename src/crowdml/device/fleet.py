@@ -93,6 +93,7 @@ class Fleet:
     patience: Patience = field(default_factory=Patience)
     conditions: Conditions = field(default_factory=Conditions)
     tell: Callable[[str], None] = lambda _: None
+    at_work: int = AT_WORK
     new_data: bool = False
     """The owner says that nothing of these sources was ever given: asked for after a lost ledger."""
     runners: list[Runner] = field(default_factory=list)
@@ -172,7 +173,7 @@ class Fleet:
         began = time.perf_counter()
         with contextlib.closing(ledger), self.folder.marks() as marks:
             commit = Commits(ledger, GROUP_WINDOW if self.devices > 1 else 0.0, marks)
-            member, gate = terms(self.folder, self.task, self.protocol), asyncio.Semaphore(AT_WORK)
+            member, gate = terms(self.folder, self.task, self.protocol), asyncio.Semaphore(self.at_work)
             offers = Offers()
             for number, key in self.all_keys():
                 self.runners.append(
@@ -200,25 +201,27 @@ class Fleet:
         self, began: float, seconds: float | None, report: Callable[[Rates], None] | None, every: float
     ) -> list[Ending | None]:
         tasks = [asyncio.create_task(runner.run()) for runner in self.runners]
+        whole = asyncio.gather(*tasks)
         last, then = 0, began
         try:
             while True:
                 left = None if seconds is None else seconds - (time.perf_counter() - began)
                 pause = every if left is None else min(every, max(0.0, left))
-                done, pending = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
+                await asyncio.wait((whole,), timeout=pause)  # one future: a watch over each of many takes long
+                if whole.done():
+                    whole.result()  # where one failed, so does the fleet
                 now = time.perf_counter()
-                made = sum(runner.counts.check_ins for runner in self.runners)
                 if report is not None:
-                    report(self._rates(now - began, len(pending), made, (made - last) / max(now - then, 1e-9)))
-                last, then = made, now
-                if not pending or (left is not None and left <= every):
+                    made = sum(runner.counts.check_ins for runner in self.runners)
+                    pending = sum(not task.done() for task in tasks)
+                    report(self._rates(now - began, pending, made, (made - last) / max(now - then, 1e-9)))
+                    last, then = made, now
+                if whole.done() or (left is not None and left <= every):
                     break
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(whole, *tasks, return_exceptions=True)
         return [None if task.cancelled() else task.result() for task in tasks]
 
     def _rates(self, seconds: float, at_work: int, made: int, per_second: float) -> Rates:
