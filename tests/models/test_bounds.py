@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crowdml.arrays import Samples
-from crowdml.models import Linear, Logistic, Softmax, Svm
+from crowdml.errors import TaskError
+from crowdml.models import LeastSquares, Linear, Logistic, SmoothSvm, Softmax, Svm
 
 D, C = 4, 3
-MODELS = [Softmax(D, C), Logistic(D), Svm(D), Linear(D), Linear(D, width=3.0, bound=2.0)]
+MODELS = [
+    Softmax(D, C),
+    Logistic(D),
+    Svm(D),
+    SmoothSvm(D),
+    SmoothSvm(D, width=0.05),
+    Linear(D),
+    Linear(D, width=3.0, bound=2.0),
+]
 NORMS = ["l1", "l2"]
 NASTY = [0.0, -0.0, 1.0, -1.0, 1e-30, 1000.0, -1000.0, 1e18, -1e30, 1e30, 3e38, -3e38, np.inf, -np.inf, np.nan]
 by_model = pytest.mark.parametrize("model", MODELS, ids=repr)
@@ -101,10 +110,42 @@ def test_h1_replacing_a_sample_moves_the_mean_softmax_gradient_by_4_over_b_in_l1
     assert moved <= 2 * model.gradient_bound("l1", 1.0) / b * (1 + 1e-12)
 
 
+@by_model
+def test_a_gradient_changes_no_faster_with_the_weights_than_its_smoothness_and_nearly_as_fast(model):
+    bound = model.smoothness(1.0)
+    if bound is None:
+        pytest.skip("the plain hinge jumps at its kink")
+    samples, rng = worst_samples(model, "l2", 1.0), np.random.default_rng(4)
+    fastest = 0.0
+    tame = [weights for weights in worst_weights(model) if np.abs(weights).max() < 1e3]  # 1e-4 is a step there
+    for weights in tame + [0.1 * rng.normal(size=model.shape) for _ in range(200)]:
+        for sample in samples.x[:: len(labels(model))]:  # along the sample is where it changes fastest
+            step = 1e-4 * (np.outer(sample, rng.normal(size=model.shape[1])) if weights.ndim == 2 else sample)
+            moved = size(model.gradients(weights + step, samples) - model.gradients(weights, samples), "l2")
+            fastest = max(fastest, moved.max() / np.sqrt((step**2).sum()))
+    assert fastest <= bound * (1 + 1e-6)
+    assert fastest >= (0.9 if not isinstance(model, Softmax) else 0.6) * bound
+
+
+def test_g5_the_smoothed_hinge_is_as_smooth_as_its_public_width_says_and_the_plain_one_is_not():
+    assert SmoothSvm(5, width=0.25).smoothness(1.0) == 4
+    assert Svm(5).smoothness(1.0) is None
+    assert Logistic(5).smoothness(1.0) == 0.25
+    assert Linear(5).smoothness(2.0) == 4
+
+
+def test_g4_the_squared_loss_has_no_bound_and_says_what_to_use_instead():
+    with pytest.raises(TaskError, match="Use 'linear'"):
+        LeastSquares(5).gradient_bound("l2", 1.0)
+    sample = Samples(np.array([[1.0]]), np.array([1.0]))
+    lengths = [abs(float(LeastSquares(1).gradients(np.array([size]), sample)[0, 0])) for size in (1.0, 10.0, 1e6)]
+    assert lengths == [0.0, 18.0, pytest.approx(2e6, rel=1e-5)]
+
+
 def test_the_bounds_are_those_of_the_review():
     assert Softmax(5, 10).gradient_bound("l1", 1.0) == 2
     assert Softmax(5, 10).gradient_bound("l2", 1.0) == math.sqrt(2)
-    for model in (Logistic(5), Svm(5), Linear(5)):
+    for model in (Logistic(5), Svm(5), SmoothSvm(5), Linear(5)):
         assert model.gradient_bound("l1", 1.0) == model.gradient_bound("l2", 1.0) == 1
     assert Linear(5, width=0.5).gradient_bound("l2", 2.0) == 1
 

@@ -9,7 +9,7 @@ import pytest
 from crowdml.models import KINDS, Linear
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^## (\w+)$.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(r"^## ([\w-]+)$.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_every_kind_of_model_has_a_heading_and_an_example():

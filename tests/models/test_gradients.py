@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from crowdml.arrays import Samples
 from crowdml.errors import TaskError
-from crowdml.models import KINDS, Linear, Logistic, Softmax, Svm, make_model
+from crowdml.models import KINDS, LeastSquares, Linear, Logistic, SmoothSvm, Softmax, Svm, make_model
 
-MODELS = [Softmax(5, 4), Logistic(5), Svm(5), Linear(5), Linear(5, width=0.25, bound=2.0, bins=4)]
+MODELS = [
+    Softmax(5, 4),
+    Logistic(5),
+    Svm(5),
+    SmoothSvm(5),
+    SmoothSvm(5, width=0.05),
+    Linear(5),
+    Linear(5, width=0.25, bound=2.0, bins=4),
+    LeastSquares(5),
+]
 by_model = pytest.mark.parametrize("model", MODELS, ids=repr)
 
 
@@ -61,6 +70,11 @@ def test_losses_equal_the_textbook_formula(model):
         expected = np.log(1 + np.exp(-(2 * y - 1) * z))
     elif isinstance(model, Svm):
         expected = np.maximum(0, 1 - (2 * y - 1) * z)
+    elif isinstance(model, SmoothSvm):
+        short, h = np.maximum(0, 1 - (2 * y - 1) * z), model.width
+        expected = np.where(short <= h, short**2 / (2 * h), short - h / 2)
+    elif isinstance(model, LeastSquares):
+        expected = (z - y) ** 2
     else:
         r = np.abs(z - y)
         expected = np.where(r <= model.width, r**2 / 2, model.width * (r - model.width / 2))
@@ -74,7 +88,7 @@ def test_numpy_and_jax_agree_to_1e_5(model, seed, spread):
     ours, theirs = (weights, Samples(x, y)), on_jax(weights, x, y)
     # a score within rounding of a kink or a tie may fall on either side of it
     z = x.astype(np.float64) @ weights.astype(np.float64)
-    if isinstance(model, Svm):
+    if isinstance(model, Svm | SmoothSvm):
         clear = np.abs((2 * y - 1) * z - 1) > 1e-3
     elif isinstance(model, Linear):
         clear = np.abs(np.abs(z - y) - model.tolerance) > 1e-3
@@ -186,10 +200,12 @@ def test_at_the_kink_the_gradient_is_a_subgradient():
 
 
 def test_every_kind_can_be_made_by_its_name():
-    assert sorted(KINDS) == ["linear", "logistic", "softmax", "svm"]
+    assert sorted(KINDS) == ["least-squares", "linear", "logistic", "smooth-svm", "softmax", "svm"]
     assert make_model("softmax", 50, 10) == Softmax(50, 10)
     assert make_model("logistic", 50, 2) == Logistic(50)
     assert make_model("svm", 50, 2) == Svm(50)
+    assert make_model("smooth-svm", 50, 2, width=0.1) == SmoothSvm(50, width=0.1)
+    assert make_model("least-squares", 50, None) == LeastSquares(50)
     assert make_model("linear", 50, None, width=0.5, tolerance=0) == Linear(50, width=0.5, tolerance=0)
     assert make_model("softmax", 50, 10).shape == (50, 10)
     assert make_model("svm", 50, 2).shape == (50,)
@@ -198,7 +214,7 @@ def test_every_kind_can_be_made_by_its_name():
 @pytest.mark.parametrize(
     ("arguments", "settings", "sentence"),
     [
-        (("forest", 3, 2), {}, "there is no model 'forest'. The kinds are linear, logistic, softmax, svm"),
+        (("forest", 3, 2), {}, "there is no model 'forest'. The kinds are least-squares, linear, logistic, smooth-svm"),
         (("softmax", 3, None), {}, "at least 2 classes, not None"),
         (("softmax", 3, 1), {}, "at least 2 classes, not 1"),
         (("svm", 3, 4), {}, "exactly 2 classes, not 4"),

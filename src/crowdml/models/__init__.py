@@ -1,9 +1,20 @@
 """Models: losses, per-sample gradients, predictions, and the bounds that privacy rests on. No noise, no state."""
 
-from crowdml.models.binary import Logistic, Svm
-from crowdml.models.linear import Linear
+from crowdml.models.binary import Logistic, SmoothSvm, Svm
+from crowdml.models.linear import LeastSquares, Linear
 from crowdml.models.make import KINDS, make_model
 from crowdml.models.model import Model, Norm
 from crowdml.models.softmax import Softmax
 
-__all__ = ["KINDS", "Linear", "Logistic", "Model", "Norm", "Softmax", "Svm", "make_model"]
+__all__ = [
+    "KINDS",
+    "LeastSquares",
+    "Linear",
+    "Logistic",
+    "Model",
+    "Norm",
+    "SmoothSvm",
+    "Softmax",
+    "Svm",
+    "make_model",
+]

@@ -1,4 +1,4 @@
-"""Two classes and one weight vector: logistic regression and the linear support vector machine."""
+"""Two classes and one weight vector: logistic regression and the linear support vector machine, also smoothed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.models.model import Norm, check_radius
 from crowdml.models.scores import known_class, score, settled
 
-__all__ = ["Logistic", "Svm"]
+__all__ = ["Logistic", "SmoothSvm", "Svm"]
 
 
 @dataclass(frozen=True)
 class TwoClasses:
-    """What logistic and svm share: weights [d], y in {0, 1}, class 1 where x.w > 0."""
+    """What they share: weights [d], y in {0, 1}, class 1 where x.w > 0."""
 
     dimension: int
 
@@ -44,7 +44,7 @@ class TwoClasses:
 
     def gradient_bound(self, norm: Norm, radius: float) -> float:
         check_radius(norm, radius)
-        return 1.0 * radius  # the slope of either loss in x.w is at most 1
+        return 1.0 * radius  # the slope of each of these losses in x.w is at most 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ class Logistic(TwoClasses):
         residual = xp.where(usable, chance - (samples.y == 1), 0)
         return xp.where(usable[:, None], x, 0) * residual[:, None]
 
+    def smoothness(self, radius: float) -> float | None:
+        check_radius("l2", radius)
+        return radius**2 / 4  # p (1 - p) is at most 1/4
+
 
 @dataclass(frozen=True)
 class Svm(TwoClasses):
@@ -87,3 +91,38 @@ class Svm(TwoClasses):
         sign = xp.where(samples.y == 1, 1, -1).astype(x.dtype)
         active = (sign * scores < 1) & known_class(samples.y, 2)  # false where the score is NaN
         return xp.where(active[:, None], x, 0) * xp.where(active, -sign, 0)[:, None]
+
+    def smoothness(self, radius: float) -> float | None:
+        return None  # at the kink the gradient jumps
+
+
+@dataclass(frozen=True)
+class SmoothSvm(TwoClasses):
+    """weights [d], y in {0, 1}. The hinge with its kink rounded over a public width h: with m = s x.w, s = 2y - 1,
+
+    loss 0 for m >= 1, (1 - m)^2 / (2h) for 1 - h < m < 1, and 1 - m - h/2 for m <= 1 - h; gradient -s x times
+    (1 - m) / h, held within 0 and 1. |gradient| <= |x|, and it changes with the weights by |x|^2 / h at most (G5).
+    """
+
+    width: float = 0.5
+
+    def losses(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        short = xp.maximum(1 - self._margin(settled(score(weights, samples.x)[1]), samples), 0)
+        inner = xp.minimum(short, self.width)
+        return xp.where(known_class(samples.y, 2), inner / self.width * (short - 0.5 * inner), 0)
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        x, scores = score(weights, samples.x)
+        usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
+        share = xp.clip(1 - self._margin(scores, samples), 0, self.width) / self.width
+        slope = xp.where(samples.y == 1, -share, share)
+        return xp.where(usable[:, None], x, 0) * xp.where(usable, slope, 0)[:, None].astype(x.dtype)
+
+    def smoothness(self, radius: float) -> float | None:
+        check_radius("l2", radius)
+        return radius**2 / self.width
+
+    def _margin(self, scores: Array, samples: Samples) -> Array:
+        return namespace(scores).where(samples.y == 1, scores, -scores)

@@ -1,14 +1,19 @@
-"""Linear regression with Huber's loss."""
+"""Linear regression with Huber's loss, and with the squared loss of the papers, which has no bound."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from crowdml.arrays import Array, Integers, Samples, namespace
+from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
 from crowdml.models.scores import LARGEST, score, settled
 
-__all__ = ["Linear"]
+__all__ = ["LeastSquares", "Linear"]
+
+
+ROOT = 1e15
+"""Of LARGEST: the square of what is held to it is a float32."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,45 @@ class Linear:
         check_radius(norm, radius)
         return self.width * radius
 
+    def smoothness(self, radius: float) -> float | None:
+        check_radius("l2", radius)
+        return radius**2  # within the width the slope is the residual itself
+
     def _known(self, samples: Samples) -> Array:
         return namespace(samples.y).abs(samples.y) <= self.bound  # false for NaN
 
     def _target(self, weights: Array, samples: Samples) -> Array:
         return namespace(samples.y).where(self._known(samples), samples.y, 0).astype(weights.dtype)
+
+
+@dataclass(frozen=True)
+class LeastSquares(Linear):
+    """weights [d], y a number with |y| <= bound. Loss (x.w - y)^2 as Guo and Gong write it, gradient 2 (x.w - y) x.
+
+    It grows with the weights without bound, so no sensitivity holds for it (review, G4): for as-published runs alone.
+    The width of Huber's loss, which is the sound form, has no meaning here.
+    """
+
+    def losses(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        off = self.predict(weights, samples.x) - self._target(weights, samples)
+        off = xp.clip(off, -ROOT, ROOT)  # so that the square is a float32
+        return xp.where(self._known(samples), off * off, 0)
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        xp = namespace(weights, samples.x)
+        x, scores = score(weights, samples.x)
+        usable = (scores == scores) & self._known(samples)  # NaN alone differs from itself
+        slope = xp.clip(2 * (scores - self._target(weights, samples)), -ROOT, ROOT)
+        x = xp.clip(xp.where(usable[:, None], x, 0), -ROOT, ROOT)
+        return x * xp.where(usable, slope, 0)[:, None]
+
+    def gradient_bound(self, norm: Norm, radius: float) -> float:
+        raise TaskError(
+            "model 'least-squares': the gradient 2 (x.w - y) x grows with the weights, so no bound holds for it and no "
+            "noise protects it (Guo and Gong's Lemma 1 fails: finding G4). Use 'linear', whose loss is Huber's."
+        )
+
+    def smoothness(self, radius: float) -> float | None:
+        check_radius("l2", radius)
+        return 2 * radius**2

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from crowdml.errors import TaskError
-from crowdml.models.binary import Logistic, Svm
-from crowdml.models.linear import Linear
+from crowdml.models.binary import Logistic, SmoothSvm, Svm
+from crowdml.models.linear import LeastSquares, Linear
 from crowdml.models.model import Model
 from crowdml.models.softmax import Softmax
 
@@ -17,30 +17,40 @@ __all__ = ["KINDS", "make_model"]
 LARGEST_SETTING = 1e6
 """Settings of the linear model stay below this: width * LARGEST must be a float32."""
 
+Builder = Callable[[int, "int | None", Mapping[str, Any]], Model]
+
 LINEAR_SETTINGS = ("width", "tolerance", "bound", "bins")
 
 
-def _linear(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
-    if classes is not None:
-        raise TaskError(f"model 'linear' predicts a number, but {classes} classes are given. Use 'softmax'.")
-    _refuse_unknown("linear", settings, LINEAR_SETTINGS)
-    for name in ("width", "tolerance", "bound"):
-        value = settings.get(name, 1.0)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not (0 < value <= LARGEST_SETTING or (name == "tolerance" and value == 0)):
-            raise TaskError(f"model 'linear': {name} = {value!r} is not a positive number up to {LARGEST_SETTING:g}.")
-    bins = settings.get("bins", 10)
-    if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
-        raise TaskError(f"model 'linear': bins = {bins!r} is not a positive whole number.")
-    return Linear(dimension, **settings)
+def _number(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]) -> Builder:
+    def build(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
+        if classes is not None:
+            raise TaskError(f"model {kind!r} predicts a number, but {classes} classes are given. Use 'softmax'.")
+        _refuse_unknown(kind, settings, allowed)
+        for name in ("width", "tolerance", "bound"):
+            _refuse_number(kind, name, settings.get(name, 1.0), zero=name == "tolerance")
+        bins = settings.get("bins", 10)
+        if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
+            raise TaskError(f"model {kind!r}: bins = {bins!r} is not a positive whole number.")
+        return make(dimension, **settings)
+
+    return build
 
 
-def _two_classes(kind: str, make: Callable[[int], Model]) -> Callable[[int, int | None, Mapping[str, Any]], Model]:
+def _refuse_number(kind: str, name: str, value: Any, *, zero: bool = False) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (0 < value <= LARGEST_SETTING or (zero and value == 0)):
+        raise TaskError(f"model {kind!r}: {name} = {value!r} is not a positive number up to {LARGEST_SETTING:g}.")
+
+
+def _two_classes(kind: str, make: Callable[..., Model], allowed: tuple[str, ...] = ()) -> Builder:
     def build(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
         if classes != 2:
             raise TaskError(f"model {kind!r} needs exactly 2 classes, not {classes}. Use 'softmax' for more.")
-        _refuse_unknown(kind, settings, ())
-        return make(dimension)
+        _refuse_unknown(kind, settings, allowed)
+        for name, value in settings.items():
+            _refuse_number(kind, name, value)
+        return make(dimension, **settings)
 
     return build
 
@@ -52,9 +62,11 @@ def _softmax(dimension: int, classes: int | None, settings: Mapping[str, Any]) -
     return Softmax(dimension, classes)
 
 
-KINDS: Mapping[str, Callable[[int, int | None, Mapping[str, Any]], Model]] = {
-    "linear": _linear,
+KINDS: Mapping[str, Builder] = {
+    "least-squares": _number("least-squares", LeastSquares, LINEAR_SETTINGS[1:]),
+    "linear": _number("linear", Linear, LINEAR_SETTINGS),
     "logistic": _two_classes("logistic", Logistic),
+    "smooth-svm": _two_classes("smooth-svm", SmoothSvm, ("width",)),
     "softmax": _softmax,
     "svm": _two_classes("svm", Svm),
 }

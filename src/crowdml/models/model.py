@@ -63,7 +63,16 @@ class Model(Interface):
     def gradient_bound(self, norm: Norm, radius: float) -> float:
         """Supremum, over all weights, labels and |x| <= radius in `norm`, of that norm of ONE sample's gradient.
 
-        Replacing one sample of a batch moves the sum of the gradients by at most twice this.
+        Replacing one sample of a batch moves the sum of the gradients by at most twice this. A TaskError where there
+        is none.
+        """
+        ...
+
+    def smoothness(self, radius: float) -> float | None:
+        """Lipschitz constant of ONE sample's gradient in the weights, for |x|_2 <= radius.
+
+        None where it has none (the plain hinge): an argument that needs a smooth loss, as that of a fixed number of
+        local steps (review, G5), does not hold there.
         """
         ...
 

@@ -63,5 +63,10 @@ class Softmax:
         check_radius(norm, radius)
         return (2.0 if norm == "l1" else math.sqrt(2.0)) * radius
 
+    def smoothness(self, radius: float) -> float:
+        """The Hessian is (diag(p) - p p^T) times x x^T, and no eigenvalue of the former is above 1/2."""
+        check_radius("l2", radius)
+        return radius**2 / 2
+
     def _hot(self, samples: Samples) -> Array:
         return samples.y[:, None] == namespace(samples.y).arange(self.classes)
