@@ -3,7 +3,8 @@
 The order is the promise. Whether the budgets allow a step is asked before noise is drawn; its charges, its sealed
 messages and its state are on disk before a byte is sent; and what is sent are those bytes, until the server has
 acknowledged them with a receipt that its pinned key signed. A crash anywhere between two of these steps sends nothing
-that was not charged, and nothing twice under two numbers.
+that was not charged, and nothing twice under two numbers. Of a masked task what is sent is a vector under masks, and
+the steps around it are those of a round (device/rounds.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgpack
 import numpy as np
@@ -33,14 +34,29 @@ from crowdml.device.folder import Folder
 from crowdml.device.marks import Mark, Marks
 from crowdml.device.sources import Sample, SampleSource
 from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
-from crowdml.messages import KINDS, SERVER, decode, seal
+from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.losses import Loss
+from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
-from crowdml.protocol import CheckOut, Context, Protocol, Publish, Send, Sensed, Step, Stop, advance, quote
+from crowdml.privacy.sensitivity import Observer
+from crowdml.protocol import (
+    CheckOut,
+    Context,
+    Protocol,
+    Publish,
+    Send,
+    Sensed,
+    Step,
+    Stop,
+    advance,
+    alone,
+    device_alone,
+    quote,
+)
 from crowdml.records import record
-from crowdml.storage import Budget, Charge, Ledger, Outgoing
+from crowdml.storage import Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
@@ -48,6 +64,10 @@ from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement
+
+if TYPE_CHECKING:
+    from crowdml.device.rounds import Publication, Rounds
+    from crowdml.secagg.device import DeviceRound
 
 __all__ = [
     "Clock",
@@ -68,6 +88,8 @@ T = TypeVar("T")
 MOST_REFUSALS = 3
 """Messages in a row that a server may refuse before a device stops: something is wrong with one of the two."""
 MSGPACK = {"Content-Type": "application/msgpack"}
+LARGEST_ANSWER = 4 * LARGEST_ENVELOPE
+"""Bytes: a publication, with a cohort's keys where a task is masked."""
 
 EndingKind = Literal["budget", "source", "limit", "stopped", "withdrawn", "revoked", "refused"]
 
@@ -206,6 +228,15 @@ class _Sealed:
     content: bytes = b""
 
 
+@record
+class _Serving:
+    """The batch that is under way, where samples serve several times: which, and how often it has served."""
+
+    serials: tuple[int, ...]
+    batch: Private[Samples]
+    served: int = 0
+
+
 def _sealed(waiting: Outgoing) -> _Sealed:
     """The same of one that was found on disk."""
     return _Sealed(waiting, open_signed(waiting.body).envelope.seq, hashlib.sha256(waiting.body).digest())
@@ -236,7 +267,7 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
     owners = () if own is None else (own.budget,)
     tasks: dict[bytes | None, Budget] = {}
     if limit is not None:
-        plan = quote(protocol, task).sample()
+        plan = quote(protocol, task).sample(task.privacy.uses)
         for whose in (task.hash, None):
             tasks[whose] = Budget(limit.epsilon, task.privacy.delta, limit.samples, task=whose, plan=plan)
 
@@ -272,9 +303,17 @@ def charges_of(
             first + passage.part.start,
             first + passage.part.stop - 1,
             now,
+            *_alone(passage.mechanism),
         )
         for passage in passages
     ]
+
+
+def _alone(mechanism: Mechanism) -> tuple[Loss | None, Loss | None]:
+    """What a row costs if everyone else colludes, where that is not the loss itself (review, R11)."""
+    if mechanism.observer is not Observer.AGGREGATE:
+        return None, None
+    return alone(mechanism), device_alone(mechanism)
 
 
 def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int) -> Statement:
@@ -333,8 +372,13 @@ class Runner:
         self._batch = protocol.batch(task)
         self._capacity = max(self._batch, int(task.protocol.get("buffer") or 10 * self._batch))
         self._buffer = Buffer(self._batch, self._capacity)
+        self._uses = task.privacy.uses
+        self._serving: _Serving | None = None
+        self._bodies: list[bytes] = []
+        """The samples that were read last, where they will have to wait here until they have served as often as they
+        may."""
         self._state: Any = protocol.device.start(task, Context(me=member.key.id)).state
-        self._seq = _read_seq(member.ledger.state(task.hash))
+        self._seq = _read_state(member.ledger.state(task.hash))[0]
         self._offer: tuple[str, Any] | None = None
         self._offers = offers or Offers()
         self._pattern = _published(protocol, task)
@@ -345,6 +389,7 @@ class Runner:
         self._ended: str | None = None
         self._failure: BaseException | None = None
         self._refused_in_a_row = 0
+        self._rounds = self._masked_rounds()
 
     # --- the life of a device ---
 
@@ -355,6 +400,8 @@ class Runner:
             await self._conditions()
             await self._send_outbox()
             self._restore()
+            if self._rounds is not None:
+                await self._in_rounds(self._rounds.finish())
             self._lazy = self.source.waits and not len(self._buffer)
             if self._lazy:
                 await self._find_place()
@@ -388,34 +435,48 @@ class Runner:
         while (left := self._not_before - self.clock.now()) > 0:
             await self.clock.sleep(left)
 
-    def _afford(self, serials: tuple[int, ...]) -> tuple[int, ...]:
-        """The serials of a batch, if the budgets allow it the dearest form of the step: the whole table.
+    def _afford(self, now: _Serving) -> _Serving:
+        """The batch with its serials, if the budgets allow it the dearest form of the step: the whole table.
 
         Asked before any noise is drawn. A batch that waits at its source would get the next serials.
         """
-        ledger, size = self.member.ledger, len(serials)
+        ledger, size = self.member.ledger, len(now.serials)
+        take = size if self._lazy and not now.served else 0
         with ledger.reading():
-            if self._lazy:
+            if take:
                 first = ledger.next_serial()
-                serials = tuple(range(first, first + size))
-            take = size if self._lazy else 0
-            ledger.check(
-                self.task.hash, self._dearest, self.member.budgets, at=serials[0] + self._dearest_at, take=take
-            )
-        return serials
+                now = replace(now, serials=tuple(range(first, first + size)))
+            at = now.serials[0] + self._dearest_at
+            ledger.check(self.task.hash, self._dearest, self.member.budgets, at=at, take=take)
+        return now
 
     async def _turn(self) -> str | None:
         """One check-in, or none where the protocol says nothing; a reason where the protocol stops."""
-        serials, batch = self._buffer.take()  # it waits on disk or at its source until it is charged
-        serials = self._afford(serials)
+        now = self._serving or _Serving(*self._buffer.take())  # it waits on disk or at its source until it is charged
+        try:
+            now = self._afford(now)
+        except BudgetExhausted:
+            if not now.served:
+                raise
+            await self._drop(now)  # it has given what it may; a fresh one has all of its budget
+            return None
+        self._serving = now
         self._room.set()
+        if self._rounds is not None:
+            return await self._contribute_masked(self._rounds, now)
         await self._conditions()
         await self._pause()
         async with self.gate:
-            return await self._contribute(serials, batch)
+            return await self._contribute(now)
 
-    async def _contribute(self, serials: tuple[int, ...], batch: Private[Samples]) -> str | None:
-        step = advance(self.protocol.device, self.task, self._state, Sensed(batch), self._context())
+    async def _drop(self, now: _Serving) -> None:
+        self._serving = None
+        write = partial(self.member.ledger.charge, self.task.hash, [], [], given=now.serials)
+        await self.commit(partial(write, state=_write_state(None, self._seq, None)))
+
+    async def _contribute(self, now: _Serving) -> str | None:
+        self._serving = None
+        step = advance(self.protocol.device, self.task, self._state, Sensed(now.batch), self._context())
         self._state = step.state
         self.tell("sensed")
         if any(isinstance(effect, CheckOut) for effect in step.effects):
@@ -424,14 +485,120 @@ class Runner:
             door = Door(self._table, self.noise)
             context = Context(self.member.key.id, SERVER, self.clock.now(), door.release)
             step = advance(self.protocol.device, self.task, self._state, publication, context)
-            sealed = await self._write(step, door, serials)
+            sealed = await self._write(step, door, now, self._sealed_messages(step, door))
             self._state = step.state
             self.tell("charged")
             for message in sealed:
                 if not await self._check_in(message):
                     await self._send_outbox()
                     break
-        return next((each.reason for each in step.effects if isinstance(each, Stop) and _holds(each.when)), None)
+        return _stopped(step)
+
+    def _sealed_messages(self, step: Step[Any], door: Door) -> list[Envelope]:
+        """What a step says, inspected and encoded; numbered when it is written."""
+        envelopes: list[Envelope] = []
+        for effect in step.effects:
+            if isinstance(effect, Send) and _holds(effect.when):
+                to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
+                envelopes.append(seal(self.task.hash, self.member.key.id, to, 0, effect.message, door))
+        return envelopes
+
+    # --- under masks ---
+
+    def _masked_rounds(self) -> Rounds | None:
+        """Where the task's sums alone are seen: what drives this device through its rounds."""
+        if self.task.masking is None or self.protocol.masked is None:
+            return None
+        from crowdml.device.rounds import Rounds  # with its keys and curves: for masked tasks alone
+        from crowdml.secagg.terms import terms_of
+
+        ledger = self.member.ledger
+
+        async def ask(method: str, path: str, body: bytes = b"") -> bytes:
+            return (await self._ask(method, path, body, MSGPACK if body else {}, signed=True)).body
+
+        async def ready() -> None:
+            await self._conditions()
+            await self._pause()
+
+        return Rounds(
+            self.member.key,
+            ledger,
+            terms_of(self.task, self._table),
+            self.path,
+            ask=ask,
+            statement=lambda: statement_after(ledger, [], 0),
+            commit=self.commit,
+            gate=self.gate,
+            clock=self.clock,
+            ready=ready,
+            chance=chance,
+            tell=self.tell,
+        )
+
+    async def _contribute_masked(self, rounds: Rounds, now: _Serving) -> str | None:
+        """Rounds until this device has drawn in one. The batch is kept for the next where a round ends before that."""
+        step = advance(self.protocol.device, self.task, self._state, Sensed(now.batch), self._context())
+        self._state = step.state
+        self.tell("sensed")
+
+        async def draw(publication: Publication, held: DeviceRound) -> bool:
+            nonlocal step
+            step, taken = await self._draw(rounds, now, publication, held)
+            return taken
+
+        await self._in_rounds(rounds.contribute(draw))
+        return _stopped(step)
+
+    async def _in_rounds(self, part: Awaitable[None]) -> None:
+        from crowdml.device.rounds import Lied
+
+        try:
+            await part
+        except Lied as error:
+            raise Refused("refused", str(error)) from error
+        except Problem as problem:
+            raise _final(problem) from problem
+
+    async def _draw(
+        self, rounds: Rounds, now: _Serving, publication: Publication, held: DeviceRound
+    ) -> tuple[Step[Any], bool]:
+        """Compute, draw, mask, charge; then check in. What the step was, and whether the server took it."""
+        from crowdml.device.rounds import MASKED_KIND, drawn
+        from crowdml.secagg import device
+
+        heard = self._heard(publication)
+        door = Door(self._table, self.noise)
+        context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, door.masked)
+        step = advance(self.protocol.device, self.task, self._state, heard, context)
+        vectors = self._said_under_masks(step, door)
+        state = device.mask(rounds.terms, held, vectors)
+        envelope = Envelope(self.task.hash, self.member.key.id, frozenset((SERVER,)), 0, MASKED_KIND, state.sent)
+        (sealed,) = await self._write(step, door, now, [envelope], drawn(state))
+        self._state = step.state
+        self.tell("charged")
+        return step, await self._check_in(sealed) or await self._send_outbox()
+
+    def _heard(self, publication: Publication) -> Any:
+        from crowdml.secagg.refusals import Refused as Left
+
+        _, kind, body = publication
+        try:
+            return self._publication_of(kind, body)
+        except ValueError as error:
+            raise Left(f"The publication for this cohort cannot be used: {error}.") from error
+
+    def _said_under_masks(self, step: Step[Any], door: Door) -> dict[str, Any]:
+        """The integers of the one message that a masked protocol says, as flat vectors."""
+        said = [effect.message for effect in step.effects if isinstance(effect, Send) and _holds(effect.when)]
+        expected = None if self.protocol.masked is None else self.protocol.masked[0]
+        if len(said) != 1 or type(said[0]) is not expected:
+            raise ProtocolError(
+                f"protocol {self.protocol.name!r} says one {expected.__name__ if expected else 'message'} under masks, "
+                f"and this step says {[type(each).__name__ for each in said]}. Nothing was sent."
+            )
+        inspect(said[0], door)
+        return {name: np.asarray(steps).reshape(-1) for name, steps in masked_steps(said[0]).items()}
 
     def _context(self) -> Context:
         return Context(me=self.member.key.id, sender=SERVER, now=self.clock.now())
@@ -440,7 +607,7 @@ class Runner:
 
     def _restore(self) -> None:
         """Samples that waited when this device last stopped. A batch is one span: what lies before a gap is dropped."""
-        waiting = self.member.ledger.waiting(self.task.hash)
+        waiting = self._restore_serving(self.member.ledger.waiting(self.task.hash))
         start = max((i for i in range(1, len(waiting)) if waiting[i].serial != waiting[i - 1].serial + 1), default=0)
         self.member.ledger.discard(each.serial for each in waiting[:start])
         self._buffer = Buffer(
@@ -448,6 +615,22 @@ class Runner:
         )  # one batch was under way beside a full one
         for each in waiting[start:]:
             self._buffer.add(each.serial, *_unpack(each.body, self.task))
+
+    def _restore_serving(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
+        """The batch that has served and may serve again; and what waits beside it."""
+        _, first, served = _read_state(self.member.ledger.state(self.task.hash))
+        if not served:
+            return waiting
+        span = range(first, first + self._batch)
+        again = Buffer(self._batch, self._batch)
+        for each in waiting:
+            if each.serial in span:
+                again.add(each.serial, *_unpack(each.body, self.task))
+        if again.ready and served < self._uses:
+            self._serving = _Serving(*again.take(), served)
+        else:
+            self.member.ledger.discard(span)
+        return tuple(each for each in waiting if each.serial not in span)
 
     async def _find_place(self) -> None:
         """Go to the first row of the source that no step has used."""
@@ -493,10 +676,14 @@ class Runner:
                 return False
             x = np.array([sample.x for sample in samples], "<f4").reshape(len(samples), -1)
             self._buffer.fill(x, _labels([sample.y for sample in samples], self.task))
+            if self._uses > 1:
+                self._bodies = [*self._bodies, *map(_pack, samples)][-self._batch :]
         return True
 
     async def _ready(self) -> bool:
         """Wait for a batch; false where none will come."""
+        if self._serving is not None:
+            return True
         if self._lazy:
             return await self._read()
         while not self._buffer.ready:
@@ -527,20 +714,26 @@ class Runner:
 
     def _understood(self, answer: Answer) -> Any:
         """The publication, of the kind and with the shapes that the task gives it. Nothing else reaches a handler."""
-        kind = answer.headers.get("crowdml-kind", "")
-        if kind == self._pattern.kind and answer.body == self._offers.body:
-            return self._offers.message
         try:
-            if kind != self._pattern.kind:
-                raise ValueError(f"it is of kind {kind[:64]!r}")
-            message = decode(kind, answer.body)
+            return self._publication_of(answer.headers.get("crowdml-kind", ""), answer.body)
+        except ValueError as error:
+            raise Refused("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
+
+    def _publication_of(self, kind: str, body: bytes) -> Any:
+        """The publication in these bytes; a ValueError where it is not one of this task's."""
+        if kind == self._pattern.kind and body == self._offers.body:
+            return self._offers.message
+        if kind != self._pattern.kind:
+            raise ValueError(f"it is of kind {kind[:64]!r}")
+        try:
+            message = decode(kind, body)
             for entry in dataclasses.fields(message):
                 ours, theirs = (np.asarray(getattr(each, entry.name)) for each in (self._pattern, message))
                 if ours.shape != theirs.shape or not _same_type(ours, theirs):
                     raise ValueError(f"{entry.name} has another shape or type than the task says")
-        except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
-            raise Refused("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
-        self._offers.body, self._offers.message = answer.body, message
+        except (TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
+            raise ValueError(str(error)) from error
+        self._offers.body, self._offers.message = body, message
         return message
 
     def _window(self, answer: Answer) -> None:
@@ -551,46 +744,54 @@ class Runner:
 
     # --- charge, then send ---
 
-    async def _write(self, step: Step[Any], door: Door, serials: tuple[int, ...]) -> list[_Sealed]:
-        """One transaction: charges, sealed messages, state; and the samples of the batch wait no more."""
-        ledger, key, now = self.member.ledger, self.member.key, self.clock.utc()
-        charges = charges_of(self.task, door.passages, serials[0], now, self._losses)
+    async def _write(
+        self, step: Step[Any], door: Door, now: _Serving, envelopes: Sequence[Envelope], round_: Round | None = None
+    ) -> list[_Sealed]:
+        """One transaction: charges, sealed messages, state; and the samples of the batch wait no more, or serve again.
+
+        With masks also where the device stands in its round.
+        """
+        ledger, key, serials = self.member.ledger, self.member.key, now.serials
+        charges = charges_of(self.task, door.passages, serials[0], self.clock.utc(), self._losses)
         with ledger.reading():
             statement = statement_after(ledger, charges, len(serials))
             number, seq = ledger.next_seq(self.task.hash), self._seq
         sealed: list[_Sealed] = []
-        for effect in step.effects:
-            if isinstance(effect, Send) and _holds(effect.when):
-                seq += 1
-                to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
-                envelope = seal(self.task.hash, key.id, to, seq, effect.message, door)
-                data = sign(envelope, statement, key)
-                digest = hashlib.sha256(data).digest()
-                waiting = Outgoing(self.task.hash, number + len(sealed), data)
-                sealed.append(_Sealed(waiting, seq, digest, hashlib.sha256(envelope.body).digest()))
-                self.commit.mark(ledger.device, digest, seq, statement)
+        for envelope in envelopes:
+            seq += 1
+            data = sign(replace(envelope, seq=seq), statement, key)
+            digest = hashlib.sha256(data).digest()
+            waiting = Outgoing(self.task.hash, number + len(sealed), data)
+            sealed.append(_Sealed(waiting, seq, digest, hashlib.sha256(envelope.body).digest()))
+            self.commit.mark(ledger.device, digest, seq, statement)
         outbox = {each.waiting.seq: each.waiting.body for each in sealed}
         contents = {each.waiting.seq: each.content for each in sealed}
-        state, place = _write_state(step.state, seq), self._place + len(serials)
-        if self._lazy:
+        served, place = now.served + 1, self._place
+        again = replace(now, served=served) if served < self._uses else None
+        write = partial(ledger.charge, outbox=outbox, contents=contents, state=_write_state(step.state, seq, again))
+        if self._lazy and not now.served:
+            place += len(serials)
+            kept = self._bodies if again is not None else []
             write = partial(
-                ledger.charge,
+                write,
                 take=range(serials[0], serials[-1] + 1),
                 source=self.source.name,
                 taken=place,
+                keep=kept,
             )
         else:
-            write = partial(ledger.charge, given=serials)
-        await self.commit(
-            partial(write, self.task.hash, charges, self.member.budgets, outbox=outbox, contents=contents, state=state)
-        )
-        self._seq, self._place = seq, place
+            write = partial(write, given=() if again is not None else serials)
+        await self.commit(partial(write, self.task.hash, charges, self.member.budgets, round_=round_))
+        self._seq, self._place, self._serving, self._bodies = seq, place, again, []
         return sealed
 
-    async def _send_outbox(self) -> None:
-        """Send what was charged and not acknowledged, oldest first: the same bytes each time."""
+    async def _send_outbox(self) -> bool:
+        """Send what was charged and not acknowledged, oldest first: the same bytes each time. Whether the last was
+        taken."""
+        taken = False
         while waiting := self.member.ledger.resend(self.task.hash):
-            await self._check_in(_sealed(waiting[0]))
+            taken = await self._check_in(_sealed(waiting[0]))
+        return taken
 
     async def _check_in(self, message: _Sealed) -> bool:
         """Whether the server took it; where it refused, the outbox is as the refusal asks for."""
@@ -632,9 +833,10 @@ class Runner:
         if problem.status == 409 and isinstance(expected, int) and expected >= 1:
             self._count_refusal(problem)
             await self._renumber(message, expected)
-        elif problem.status in (400, 413, 422):
+        elif problem.status in (400, 413, 422) or problem.slug in ("round-over", "round-refused"):
             self.counts.refused += 1
-            self._count_refusal(problem)
+            if problem.slug != "round-over":  # late: that is nobody's fault
+                self._count_refusal(problem)
             last = open_signed(message.body).envelope.seq - 1
             await self._replace(message, {}, last)
         else:
@@ -659,33 +861,45 @@ class Runner:
 
     async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int, content: bytes = b"") -> None:
         write = partial(self.member.ledger.charge, self.task.hash, [], [], outbox=outbox, done=[message.seq])
-        await self.commit(partial(write, contents=dict.fromkeys(outbox, content), state=_write_state(None, seq)))
+        state = _write_state(None, seq, self._serving)
+        await self.commit(partial(write, contents=dict.fromkeys(outbox, content), state=state))
         self._seq = seq
 
     # --- asking the server ---
 
-    async def _ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
-        """Ask until there is an answer: a server that is away, busy or full is asked again, later and later."""
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        signed: bool = False,
+    ) -> Answer:
+        """Ask until there is an answer: a server that is away, busy or full is asked again, later and later.
+
+        `signed`: a read that says who asks, as of a round.
+        """
         failures = 0
         while True:
-            signed = dict(headers or {})
-            if self._signs_reads and method == "GET":
+            sent = dict(headers or {})
+            if (signed or self._signs_reads) and method == "GET":
                 from crowdml.wire.requests import authorize
 
                 target = self.client.prefix + path
-                signed["Authorization"] = authorize(self.member.key, method, target, body, now=self.clock.now())
+                sent["Authorization"] = authorize(self.member.key, method, target, body, now=self.clock.now())
             try:
-                return await self.client.request(method, path, body, signed, largest=LARGEST_ENVELOPE)
+                return await self.client.request(method, path, body, sent, largest=LARGEST_ANSWER)
             except Unreachable as error:
                 pause = self.patience.pause(failures)
                 self.tell(f"waiting {pause:.0f} s: {error}")
             except Problem as problem:
                 self.counts.problems[problem.slug] += 1
-                if problem.slug in ("closed", "authorization") and not self._signs_reads:  # read with a signature
+                if problem.slug in ("closed", "authorization") and not (signed or self._signs_reads):
                     self._signs_reads = True
                     continue
                 if problem.status not in (408, 429) and problem.status < 500:
-                    raise (_final(problem) if method == "GET" else problem) from None
+                    raise (_final(problem) if method == "GET" and not signed else problem) from None
                 pause = self.patience.pause(failures, problem.retry_after)
                 self.tell(f"waiting {pause:.0f} s: {problem}")
             failures += 1
@@ -738,19 +952,29 @@ def _same_type(ours: Any, theirs: Any) -> bool:
     return ours.dtype.kind == theirs.dtype.kind and bool(theirs.astype(ours.dtype) == theirs)
 
 
-def _write_state(state: Any, seq: int) -> bytes:
-    """Where the protocol stands after a step that was charged. A batch that is under way is in `waiting`, not here."""
+def _stopped(step: Step[Any]) -> str | None:
+    return next((each.reason for each in step.effects if isinstance(each, Stop) and _holds(each.when)), None)
+
+
+def _write_state(state: Any, seq: int, again: _Serving | None) -> bytes:
+    """Where the protocol stands after a step that was charged, and how often the batch has served that serves again.
+
+    Its samples are in `waiting`, not here.
+    """
     if state is not None:
         raise ProtocolError(
             f"a device keeps no state of type {type(state).__name__} on disk yet. Nothing was sent. Let the handler "
             "end its turn with None."
         )
-    return pack({"seq": seq, "state": None})
+    served = {} if again is None or not again.served else {"first": again.serials[0], "served": again.served}
+    return pack({"seq": seq, "state": None, **served})
 
 
-def _read_seq(data: bytes | None) -> int:
-    """The number of the last message that was sealed; the server counts from 1."""
-    return 0 if data is None else int(msgpack.unpackb(data)["seq"])
+def _read_state(data: bytes | None) -> tuple[int, int, int]:
+    """The number of the last message that was sealed (the server counts from 1); the first serial of the batch that
+    serves again, and how often it has."""
+    plain = {} if data is None else msgpack.unpackb(data)
+    return int(plain.get("seq", 0)), int(plain.get("first", 0)), int(plain.get("served", 0))
 
 
 def _pack(sample: Sample) -> bytes:

@@ -1,0 +1,284 @@
+"""A device's part in the rounds of a masked task: it looks, advertises, shares, draws, checks in, agrees, reveals.
+
+`crowdml.secagg.device` decides what is said; this drives it over HTTP. The order is the promise: what a step says, and
+the number of its round, are on disk before a byte is sent, in one transaction with the ledger where noise was drawn;
+what is sent are those bytes until they are acknowledged. A device that is killed at any moment goes on from the disk
+with the same keys, or its part in that round is over. Nothing of a round is kept in memory while others are waited for.
+
+No noise is drawn before the cohort is fixed and its shares are held: until then a round costs nothing, and the batch
+goes to the next one. After it the charge stays, whatever becomes of the round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from crowdml.errors import CrowdmlError
+from crowdml.messages import SERVER, Envelope
+from crowdml.secagg import device
+from crowdml.secagg.device import ADVERTISED, AGREED, MASKED, REVEALED, SHARED, DeviceRound
+from crowdml.secagg.messages import Advert, Agreement, Agreements, Cohort, Held, Reveal, Shares, Survivors, open_message
+from crowdml.secagg.messages import Masked as MaskedMessage
+from crowdml.secagg.refusals import Refused
+from crowdml.secagg.terms import Terms
+from crowdml.storage import Ledger, Round
+from crowdml.wire.envelopes import sign
+from crowdml.wire.keys import Key
+from crowdml.wire.problems import Problem
+from crowdml.wire.rounds import PHASES, RoundView, open_view
+from crowdml.wire.statements import Statement
+
+if TYPE_CHECKING:
+    from crowdml.device.runner import Clock, Commits
+
+__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "Publication", "Rounds", "drawn"]
+
+MASKED_KIND = MaskedMessage.kind
+MOST_REFUSALS = 3
+"""Rounds in a row that a device may have to leave before it stops: the server lies, or one of the two is broken."""
+SHORTEST_WAIT, LONGEST_WAIT = 0.02, 3600.0
+"""Seconds between two looks, whatever the server asks for."""
+
+SAID = {ADVERTISED: "advertise", SHARED: "share", MASKED: "mask", AGREED: "agree", REVEALED: "reveal"}
+"""In which phase of the round the server hears what a device said last."""
+HEARS = {ADVERTISED: "share", SHARED: "mask", MASKED: "agree", AGREED: "reveal"}
+"""In which phase it is told what it waits for."""
+KINDS = {ADVERTISED: Advert.kind, SHARED: Shares.kind, AGREED: Agreement.kind, REVEALED: Reveal.kind}
+"""What a device posts to a round; its masked vector is a check-in."""
+DRAWN = (MASKED, AGREED, REVEALED)
+
+Publication = tuple[int, str, bytes]
+"""Version, kind and body: what a cohort works with."""
+Asks = Callable[..., Awaitable[bytes]]
+"""(method, path, body) -> the answer's body, from a server that is asked until it answers; a refusal is a Problem."""
+
+
+class Lied(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """The server led this device into rounds that it had to leave, again and again."""
+
+
+class _Over(Exception):  # noqa: N818  # a signal inside this module
+    """This device's part in the round is over."""
+
+
+Draw = Callable[[Publication, DeviceRound], Awaitable[bool]]
+"""Compute on the publication, draw, mask, and write all of it in one transaction: then check in. Whether the server
+took it."""
+
+
+def drawn(state: DeviceRound) -> Round:
+    """What is kept of a round once noise was drawn: all but the masked vector, which the outbox has."""
+    return Round(state.round, replace(state, sent=b"").encode())
+
+
+class Rounds:
+    """The rounds of one device and one masked task."""
+
+    def __init__(
+        self,
+        key: Key,
+        ledger: Ledger,
+        terms: Terms,
+        path: str,
+        *,
+        ask: Asks,
+        statement: Callable[[], Statement],
+        commit: Commits,
+        gate: asyncio.Semaphore,
+        clock: Clock,
+        ready: Callable[[], Awaitable[None]],
+        chance: Callable[[], float],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.terms = terms
+        self._key, self._ledger, self._path = key, ledger, f"{path}/round"
+        self._ask, self._statement, self._commit, self._gate = ask, statement, commit, gate
+        self._clock, self._ready, self._chance, self._tell = clock, ready, chance, tell
+        self._refusals = 0
+        self._said = False
+        """Whether the server acknowledged, to this process, what the device said last."""
+        self._told = ""
+        found = ledger.round(terms.task)
+        self._last = 0 if found is None else found.number
+        self._phase = None if found is None or found.body is None else DeviceRound.decode(found.body).phase
+
+    @property
+    def drawn(self) -> bool:
+        """Whether this device has drawn noise in a round that is not over for it."""
+        return self._phase in DRAWN
+
+    async def finish(self) -> None:
+        """After a restart: go on with a round in which this device has drawn."""
+        if self.drawn:
+            await self._follow(None)
+
+    async def contribute(self, draw: Draw) -> None:
+        """Take part in rounds until this device has drawn in one, and has done its part in that."""
+        while not await self._follow(draw):
+            pass
+
+    async def _follow(self, draw: Draw | None) -> bool:
+        """One round, to the end of this device's part in it: whether it drew.
+
+        The gate is held while the device computes and sends, and not while it waits for others.
+        """
+        try:
+            while True:
+                if self._phase is None:
+                    await self._ready()
+                async with self._gate:
+                    view: RoundView | None = await self._look()
+                    wait = 0
+                    while view is not None:
+                        wait = view.wait
+                        view = await self._step(view, draw)
+                pause = wait / 1000 * (0.5 + self._chance())  # spread, so that a cohort does not ask at once
+                await self._clock.sleep(min(LONGEST_WAIT, max(SHORTEST_WAIT, pause)))
+        except _Over as over:
+            drew = await self._leave()
+            if str(over):
+                self._say_aloud(str(over))
+        except Refused as refused:
+            drew = await self._leave()
+            self._refusals += 1
+            aloud = f"{refused} This device takes no further part in this round."
+            if self._refusals > MOST_REFUSALS:
+                raise Lied(f"Round {self._last}: {aloud} It was the {self._refusals}th round in a row.") from refused
+            self._say_aloud(aloud)
+        return drew
+
+    async def _leave(self) -> bool:
+        """Drop what was kept of the round; whether noise was drawn in it."""
+        phase, self._phase, self._said = self._phase, None, False
+        if phase is not None:
+            await self._commit(partial(self._ledger.keep_round, self.terms.task, Round(self._last, None)))
+        return phase in DRAWN
+
+    # --- one look, one step ---
+
+    async def _look(self) -> RoundView:
+        path = self._path if self._phase is None else f"{self._path}?round={self._last}"
+        try:
+            return _read(await self._ask("GET", path))
+        except Problem as problem:
+            self._end(problem)
+
+    async def _step(self, view: RoundView, draw: Draw | None) -> RoundView | None:
+        """Do what this view asks for; the view that came back, or None where there is nothing to do but wait."""
+        phase = self._phase
+        if phase is None:
+            return await self._begin(view)
+        if view.round != self._last:
+            raise Refused(f"The server speaks of round {view.round} to a device in round {self._last}.")
+        self._progress(view)
+        if view.phase == SAID[phase]:
+            return await self._say() if phase in KINDS and (not self._said or view.body) else None
+        if view.phase != HEARS.get(phase):
+            if PHASES.index(view.phase) < PHASES.index(SAID[phase]):
+                raise Refused(f"Round {view.round} went back to {view.phase!r}, which was over.")
+            raise _Over(self._ending(view))
+        if not view.body:
+            raise _Over(f"the round goes on without this device{_because(view.why)}")
+        return await self._hear(view, draw)
+
+    async def _begin(self, view: RoundView) -> RoundView | None:
+        if view.phase != "advertise" or view.round == self._last:  # its part in that one is over
+            return None
+        state = device.advertise(self.terms, view.round, self._key, after=self._last)
+        await self._keep(state)
+        self._progress(view)
+        return await self._say()
+
+    async def _hear(self, view: RoundView, draw: Draw | None) -> RoundView | None:
+        state, message = self._state(), open_message(view.kind, view.body)
+        if isinstance(message, Cohort):
+            await self._keep(device.share(self.terms, state, message))
+        elif isinstance(message, Held):
+            held = device.hold(self.terms, state, message)
+            if draw is None or view.publication is None:
+                raise Refused("The server names no publication for this cohort.")
+            if not await draw(view.publication, held):
+                self._phase = MASKED
+                raise _Over("the server did not take this device's part; what was drawn stays charged")
+            self._phase, self._said = MASKED, True
+            return await self._look()
+        elif isinstance(message, Survivors):
+            await self._keep(device.agree(self.terms, state, self._key, message))
+        elif isinstance(message, Agreements):
+            await self._keep(device.reveal(self.terms, state, message))
+        else:
+            raise Refused(f"A server does not send a {message.kind}.")
+        return await self._say()
+
+    # --- the disk, then the wire ---
+
+    def _state(self) -> DeviceRound:
+        found = self._ledger.round(self.terms.task)
+        body = None if found is None else found.body
+        assert body is not None, "a round with a phase is on disk"
+        return DeviceRound.decode(body)
+
+    async def _keep(self, state: DeviceRound) -> None:
+        """On disk when this returns, and only then is it said."""
+        await self._commit(partial(self._ledger.keep_round, self.terms.task, Round(state.round, state.encode())))
+        self._last, self._phase, self._said = state.round, state.phase, False
+
+    async def _say(self) -> RoundView:
+        """Send what the device said last: the same bytes each time."""
+        state = self._state()
+        kind = KINDS[state.phase]
+        envelope = Envelope(self.terms.task, self._key.id, frozenset((SERVER,)), state.round, kind, state.sent)
+        try:
+            answer = await self._ask("POST", self._path, sign(envelope, self._statement(), self._key))
+        except Problem as problem:
+            if problem.slug == "round-refused" and state.phase != ADVERTISED:  # a full cohort is nobody's fault
+                raise Refused(f"The server refused what this device said: {problem.detail}") from problem
+            self._end(problem)
+        self._said = True
+        self._tell(state.phase)
+        if state.phase == REVEALED:
+            self._refusals = 0
+            raise _Over
+        return _read(answer)
+
+    def _end(self, problem: Problem) -> NoReturn:
+        if problem.slug in ("round-over", "round-refused") and self._phase is not None:
+            raise _Over(problem.detail) from problem
+        raise problem
+
+    # --- for people ---
+
+    def _ending(self, view: RoundView) -> str:
+        if view.phase == "abandoned":
+            return f"it was abandoned{_because(view.why)}"
+        return f"it went on to {view.phase!r} without this device" if view.phase != "summed" else "it is over"
+
+    def _progress(self, view: RoundView) -> None:
+        if view.phase == "advertise":
+            least, most = self.terms.smallest, self.terms.largest
+            here = view.why or f"{least:,} to {most:,} devices"
+            self._say_aloud(f"waiting for the cohort: {here}")
+
+    def _say_aloud(self, text: str) -> None:
+        """Once, though it is seen again at every look."""
+        line = f"round {self._last}: {text}"
+        if line != self._told:
+            self._told = line
+            self._tell(line)
+
+
+def _read(data: bytes) -> RoundView:
+    try:
+        return open_view(data)
+    except Problem as problem:
+        raise Refused(f"The server's view of the round cannot be read: {problem.detail}") from problem
+
+
+def _because(why: str) -> str:
+    from crowdml.texts import one_line
+
+    return f": {one_line(why)}" if why else ""
