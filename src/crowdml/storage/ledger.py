@@ -733,10 +733,10 @@ class Ledger:
 
     def _any_masked(self) -> bool:
         """Whether a charge has a second number at all: where none has, the first is both."""
-        found = self._connection.execute(
+        row = self._connection.execute(
             "select 1 from charge where device = ? and observer = 'aggregate' limit 1", (self.device,)
-        )
-        return found.fetchone() is not None
+        ).fetchone()
+        return row is not None
 
     def _extent(self, task: bytes | None) -> tuple[Any, Any]:
         """The first and the last serial that were charged; None of none."""
