@@ -8,7 +8,9 @@ import ipaddress
 import json
 import os
 import re
+import select
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -24,8 +26,10 @@ from urllib.parse import urlencode
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+from device import serving as running
 
 from crowdml.server import serve as serving
+from crowdml.server.limits import Limits
 from crowdml.server.serve import Started, run, serve
 from crowdml.server.tls import TlsError, local_certificate, own_addresses, reachable_host
 
@@ -252,3 +256,89 @@ def test_files_that_are_no_certificate_are_said_before_the_server_starts(tmp_pat
     both = subprocess.run([*command, "--tls-local", "--certificate", "a", "b"], capture_output=True, text=True,
                           timeout=60, check=False)  # fmt: skip
     assert "choose one of them" in both.stderr
+
+
+def test_of_half_handshakes_there_are_few_and_the_oldest_gives_way(tmp_path: Path):
+    limits = Limits(handshakes=8, address_handshakes=4, address_connections=6)
+    with flooded(tmp_path, limits) as (started, context, address):
+        half = [socket.create_connection(address, timeout=20) for _ in range(40)]
+        assert len(with_answer(half, 36)) == 36, "they are cut, though they said nothing and waited for nothing"
+        with over(context, address) as line:
+            assert asked(line) == b"HTTP/1.1 200", "whoever goes on is served"
+        assert started.hub.counts == {}
+        for each in half:
+            each.close()
+
+
+def test_a_handshake_that_takes_long_is_cut(tmp_path: Path):
+    with flooded(tmp_path, Limits(handshake=0.2)) as (_, context, address):
+        with socket.create_connection(address, timeout=20) as silent, socket.create_connection(address) as slow:
+            slow.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a greeting
+            assert len(with_answer([silent, slow], 2)) == 2
+        with socket.create_connection(address, timeout=20) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert with_answer([plain], 1)
+        with over(context, address) as line:
+            assert asked(line) == b"HTTP/1.1 200"
+
+
+def test_connections_over_tls_are_counted_and_told_so(tmp_path: Path):
+    with flooded(tmp_path, Limits(address_connections=3)) as (_, context, address), contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(over(context, address)) for _ in range(3)]
+        assert [asked(line) for line in lines] == [b"HTTP/1.1 200"] * 3
+        with over(context, address) as more:
+            assert more.recv(12) == b"HTTP/1.1 503"
+
+
+def test_what_comes_with_the_end_of_a_handshake_is_read(tmp_path: Path):
+    """The client sends its request in one piece with the last message of the handshake."""
+    with flooded(tmp_path, Limits()) as (_, context, address), socket.create_connection(address, timeout=20) as raw:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                raw.sendall(outgoing.read())
+                incoming.write(raw.recv(65536))
+        tls.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        raw.sendall(outgoing.read())
+        while True:
+            incoming.write(raw.recv(65536))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                assert tls.read(12) == b"HTTP/1.1 200"
+                break
+
+
+@contextlib.contextmanager
+def flooded(folder: Path, limits: Limits) -> Iterator[tuple[Started, ssl.SSLContext, tuple[str, int]]]:
+    """A server over TLS within these limits, who to trust there, and where it is."""
+    with running(folder, limits=limits, tls_local=True) as server:
+        started = server.started
+        assert started.local is not None
+        host, _, port = started.address.removeprefix("https://").partition(":")
+        yield started, ssl.create_default_context(cafile=str(started.local.authority)), (host, int(port))
+
+
+@contextlib.contextmanager
+def over(context: ssl.SSLContext, address: tuple[str, int]) -> Iterator[ssl.SSLSocket]:
+    plain = socket.create_connection(address, timeout=20)
+    with context.wrap_socket(plain, server_hostname="localhost") as line:
+        yield line
+
+
+def asked(line: ssl.SSLSocket) -> bytes:
+    line.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    return line.recv(65536)[:12]
+
+
+def with_answer(lines: list[socket.socket], most: int) -> set[socket.socket]:
+    """Those that the server has ended, until there are so many of them."""
+    ended: set[socket.socket] = set()
+    while len(ended) < most:
+        waiting = [each for each in lines if each not in ended]
+        ready = select.select(waiting, [], [], 20)[0]
+        assert ready, f"{len(ended)} of {len(lines)} connections were cut, and no more"
+        ended.update(ready)
+    return ended

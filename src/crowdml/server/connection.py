@@ -1,7 +1,8 @@
 """One HTTP connection: bounded before the first handler runs, and refused in the one shape of all errors.
 
 uvicorn parses; what it leaves open is closed here: a head that never ends, in size or in time, a peer that takes no
-answers or holds many bodies half sent, and too many connections, in all and of one address.
+answers or holds many bodies half sent, and too many connections, in all and of one address. TLS begins here too, so
+that a connection is counted as soon as it is accepted: of handshakes under way the oldest gives way to a new one.
 Check-outs and check-ins, the hot paths of a large crowd, are answered from here without ASGI where nothing about the
 request is unusual. Whatever is (a chunked body, a pipeline, a proxy's headers, a closed task) goes the common way.
 """
@@ -9,12 +10,14 @@ request is unusual. Whatever is (a chunked body, a pipeline, a proxy's headers, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import ssl
 import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import httptools
@@ -75,12 +78,26 @@ class Peer:
     connections: int = 0
     held: int = 0
     """Bytes of requests that are not complete."""
+    shaking: dict[Any, None] = field(default_factory=dict)
+    """Connections whose TLS handshake is under way, the oldest first."""
 
 
 class _Nothing:
     """Where uvicorn would wake its handler: there is none."""
 
     def set(self) -> None: ...
+
+
+class _Begun:
+    """A coroutine that has run up to what it waits for: before anything is read, TLS has taken the transport over."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._steps = work.__await__()
+        self._first = next(self._steps)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield self._first
+        return (yield from self._steps)
 
 
 class Exchange:
@@ -120,13 +137,19 @@ def _reset(transport: Any) -> None:
     transport.abort()
 
 
-def connection_class(limits: Limits, front: Front | None = None, queue: Queue | None = None) -> type[HttpToolsProtocol]:
-    """The class that uvicorn makes of each connection, within these limits. `queue` hears what is read and when."""
+def connection_class(
+    limits: Limits, front: Front | None = None, queue: Queue | None = None, tls: ssl.SSLContext | None = None
+) -> type[HttpToolsProtocol]:
+    """The class that uvicorn makes of each connection, within these limits.
+
+    `queue` hears what is read and when. With `tls` a connection begins with a handshake; uvicorn hears of it after.
+    """
 
     peers: dict[str, Peer] = {}
     queue = queue or Queue()
     turns = queue.turns
     everybody = Peer()
+    handshakes = set[asyncio.Task[None]]()
     proxies = frozenset(limits.proxies)
 
     def turn(loop: asyncio.AbstractEventLoop) -> None:
@@ -152,8 +175,17 @@ def connection_class(limits: Limits, front: Front | None = None, queue: Queue | 
         _running: Any = None
         _source = ""
         _peer = everybody
+        _made = False
+        _plain: Any = None
+        """The transport under TLS, while the handshake is under way."""
+        _early = b""
+        """What came with the end of the handshake."""
 
         def connection_made(self, transport: Any) -> None:
+            if tls is not None and transport.get_extra_info("sslcontext") is None:
+                self._begin_handshake(transport, tls)
+                return
+            self._made = True
             self.access_log = False  # uvicorn's lines have the query: `logs` writes ours, without
             self.timeout_keep_alive: Any = limits.idle
             super().connection_made(transport)
@@ -171,6 +203,8 @@ def connection_class(limits: Limits, front: Front | None = None, queue: Queue | 
             self._late = self.loop.call_later(limits.slow, self._too_slow)
 
         def connection_lost(self, exc: Exception | None) -> None:
+            if not self._made:  # it ended before its handshake did
+                return
             self._in_time()
             for timer in (self._idle, self._watch):
                 if timer is not None:
@@ -178,8 +212,7 @@ def connection_class(limits: Limits, front: Front | None = None, queue: Queue | 
             self._idle = self._watch = None
             self._let_go()
             self._peer.connections -= 1
-            if not self._peer.connections:
-                peers.pop(self._source, None)
+            self._forget_peer()
             running, self._running = self._running, None
             if running is not None and not running.response_complete:  # uvicorn tells the last of a pipeline alone
                 running.disconnected = True
@@ -189,6 +222,9 @@ def connection_class(limits: Limits, front: Front | None = None, queue: Queue | 
             self._unset_keepalive_if_required()
 
         def data_received(self, data: bytes) -> None:
+            if not self._made:
+                self._early += data
+                return
             if self.transport.is_closing():
                 return
             if turns.read(time.monotonic()):
@@ -288,6 +324,54 @@ def connection_class(limits: Limits, front: Front | None = None, queue: Queue | 
                 super().on_message_complete()
             elif not cycle.response_complete:
                 self._take(cycle)
+
+        # --- before the first byte of HTTP ---
+
+        def _begin_handshake(self, transport: Any, tls: ssl.SSLContext) -> None:
+            """Let TLS begin, for so long; where many handshakes are under way, the oldest is given up for this one."""
+            self._plain = transport
+            self._source = source((transport.get_extra_info("peername") or ("",))[0])
+            self._peer = peers.setdefault(self._source, Peer())
+            if len(self._peer.shaking) >= limits.address_handshakes and self._source not in proxies:
+                next(iter(self._peer.shaking))._give_up()
+            if len(everybody.shaking) >= limits.handshakes:
+                next(iter(everybody.shaking))._give_up()
+            for each in (self._peer, everybody):
+                each.shaking[self] = None
+            begun = _Begun(
+                self.loop.start_tls(transport, self, tls, server_side=True, ssl_handshake_timeout=limits.handshake)
+            )
+            task = self.loop.create_task(self._shake_hands(begun))
+            handshakes.add(task)
+            task.add_done_callback(handshakes.discard)
+
+        async def _shake_hands(self, begun: _Begun) -> None:
+            secure: Any = None
+            with contextlib.suppress(OSError):  # of which TLS errors and a time that is over are some
+                secure = await begun
+            was_given_up = self not in everybody.shaking
+            self._end_handshake()
+            if was_given_up or secure is None or secure.is_closing():
+                self._plain.abort()
+                return
+            self.connection_made(secure)
+            early, self._early = self._early, b""
+            if early:
+                self.data_received(early)
+
+        def _give_up(self) -> None:
+            log.info("connection of %s: its handshake gave way to newer ones", self._source or "?")
+            self._end_handshake()
+            _reset(self._plain)
+
+        def _end_handshake(self) -> None:
+            for each in (self._peer, everybody):
+                each.shaking.pop(self, None)
+            self._forget_peer()
+
+        def _forget_peer(self) -> None:
+            if not self._peer.connections and not self._peer.shaking:
+                peers.pop(self._source, None)
 
         # --- without ASGI ---
 

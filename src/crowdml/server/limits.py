@@ -201,6 +201,11 @@ class Limits:
     """Connections at once; beyond that: 503 with Retry-After."""
     address_connections: int = 256
     """Connections of one address at once."""
+    handshake: float = 10.0
+    """Seconds in which a TLS handshake must be done."""
+    handshakes: int = 512
+    address_handshakes: int = 64
+    """TLS handshakes under way at once, in all and of one address: beyond that the oldest gives way."""
     behind_proxy: bool = False
     """Whether a proxy on this machine says who asks: `X-Forwarded-For` and `X-Forwarded-Proto` are believed of it."""
     free_space: int = 64 * 2**20

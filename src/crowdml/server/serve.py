@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +102,11 @@ async def serve(
         local = local_certificate(folder, host) if tls_local else None
         if local is not None:
             certificate = local.certificate, local.key
-        if certificate is not None:
-            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)  # a wrong file is said before anything starts
-        await _serve(folder, listening, host, database, tasks, invite, certificate, local, limits, started)
+        tls = None if certificate is None else ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if certificate is not None and tls is not None:
+            _load(tls, certificate)  # a wrong file is said before anything starts
+        async with _renewing(tls, certificate, folder if local else None, host):
+            await _serve(folder, listening, host, database, tasks, invite, tls, local, limits, started)
 
 
 def _load(context: ssl.SSLContext, certificate: tuple[Path, Path]) -> None:
@@ -115,6 +117,20 @@ def _load(context: ssl.SSLContext, certificate: tuple[Path, Path]) -> None:
             f"The certificate {certificate[0]} with the key {certificate[1]} cannot be used: {error}. "
             "Name the chain first, then its key, both in PEM."
         ) from error
+
+
+@contextlib.asynccontextmanager
+async def _renewing(
+    context: ssl.SSLContext | None, certificate: tuple[Path, Path] | None, folder: Path | None, host: str
+) -> AsyncGenerator[None]:
+    if context is None or certificate is None:
+        yield
+        return
+    renewing = asyncio.get_running_loop().create_task(_renew(context, certificate, folder, host))
+    try:
+        yield
+    finally:
+        renewing.cancel()
 
 
 async def _renew(context: ssl.SSLContext, certificate: tuple[Path, Path], folder: Path | None, host: str) -> None:
@@ -148,7 +164,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _with_files(limits: Limits) -> Limits:
+def _with_files(limits: Limits, *, is_tls: bool) -> Limits:
     """Have the system allow a file for each connection, or allow no more connections than it has files for.
 
     A server that runs out of files takes no connection at all, and cannot even say so.
@@ -158,7 +174,8 @@ def _with_files(limits: Limits) -> Limits:
     except ImportError:  # there is no such limit here
         return limits
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless, wanted = resource.RLIM_INFINITY, limits.connections + FILES
+    beside = FILES + (limits.handshakes if is_tls else 0)
+    endless, wanted = resource.RLIM_INFINITY, limits.connections + beside
     if soft != endless and soft < wanted:
         better = wanted if hard == endless else min(hard, wanted)
         with contextlib.suppress(OSError, ValueError):  # some systems have a limit that they do not tell
@@ -166,7 +183,10 @@ def _with_files(limits: Limits) -> Limits:
             soft = better
     if soft == endless or soft >= wanted:
         return limits
-    most = max(1, soft - FILES)
+    if is_tls and beside > soft // 2:  # fewer handshakes at once, so that connections are left
+        limits = dataclasses.replace(limits, handshakes=max(1, (soft - FILES) // 2))
+        beside = FILES + limits.handshakes
+    most = max(1, soft - beside)
     log.warning("this process may open %d files: %d connections are taken instead of %d. Raise it: docs/server.md",
                 soft, most, limits.connections)  # fmt: skip
     return dataclasses.replace(limits, connections=most)
@@ -179,23 +199,23 @@ async def _serve(
     database: str | None,
     tasks: Sequence[Task],
     invite: int,
-    certificate: tuple[Path, Path] | None,
+    tls: ssl.SSLContext | None,
     local: Local | None,
     limits: Limits | None,
     started: Callable[[Started], None],
 ) -> None:
-    limits = _with_files(limits or Limits())
+    limits = _with_files(limits or Limits(), is_tls=tls is not None)
     hub = Hub.open(Store(database or folder / DATABASE, serving=True), limits)
     for task in tasks:
         await hub.add_task(task)
     code = await hub.invite(uses=invite, label="made at the start") if invite else None
-    address = f"{'https' if certificate else 'http'}://{reachable_host(host)}:{listening.getsockname()[1]}"
+    address = f"{'http' if tls is None else 'https'}://{reachable_host(host)}:{listening.getsockname()[1]}"
     await hub.write(_note_address, hub.store, address, local)
     token = await hub.write(new_setup_token, hub.store)
     app = make_app(hub)
     config = uvicorn.Config(
         app,
-        http=connection_class(limits, app, hub.queue),
+        http=connection_class(limits, app, hub.queue, tls),
         ws="none",
         log_config=None,
         access_log=False,
@@ -203,8 +223,6 @@ async def _serve(
         proxy_headers=limits.behind_proxy,
         forwarded_allow_ips=list(PROXIES),
         timeout_graceful_shutdown=20,
-        ssl_certfile=certificate[0] if certificate else None,
-        ssl_keyfile=certificate[1] if certificate else None,
     )
     server = _Server(config, hub.ending)
     running = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
@@ -218,14 +236,8 @@ async def _serve(
 
         setup = None if token is None else f"{address}/operator/setup?token={token}"
         started(Started(address, names, code, hub, stop, setup, local))
-    renewing = None
-    if certificate is not None and config.ssl is not None:
-        renewal = _renew(config.ssl, certificate, folder if local else None, host)
-        renewing = asyncio.get_running_loop().create_task(renewal)
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    if renewing is not None:
-        renewing.cancel()
     if not server.started:
         raise CannotServe("The server did not start. The log above says why.")
 
