@@ -55,6 +55,13 @@ FIGURES: dict[str, FigureSpec] = {
             "crowdml.experiments.tuning",
             "tuning",
         ),
+        FigureSpec(
+            "ours/masked-tuning",
+            "How the settings of masked cohorts were chosen",
+            ("mnist",),
+            "crowdml.experiments.masked",
+            "tuning",
+        ),
     )
 }
 
