@@ -26,6 +26,12 @@ from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows
 from crowdml.protocol import Context, Send, quote
 from crowdml.protocols import sgd
+from crowdml.secagg import device as masker
+from crowdml.secagg import server as summer
+from crowdml.secagg.messages import encode as pack_secagg
+from crowdml.secagg.messages import open_message
+from crowdml.secagg.terms import Field as MaskedField
+from crowdml.secagg.terms import Terms
 from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key
@@ -41,6 +47,7 @@ from crowdml.wire.requests import (
     enrol,
     owner_link,
 )
+from crowdml.wire.rounds import LARGEST_VIEW, PHASES, RoundView
 from crowdml.wire.statements import Statement
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
@@ -318,6 +325,82 @@ def messages() -> Any:
     ]
 
 
+def rounds() -> Any:
+    """A round of five devices of which one vanishes before it masks: every message of it, and the views around them."""
+    fields = (MaskedField("gradient", 3, 32, 1000, 10), MaskedField("counts", 2, 64, 1000, 10))
+    terms = Terms(TASKS["gaussian"].hash, fields, smallest=4, largest=5, survivors=4, colluders=0)
+    secrets = [bytes([n]) * 32 for n in range(11, 16)]
+    crowd = {key.id: (secret, key) for secret, key in ((each, Key.from_secret(each)) for each in secrets)}
+    roots = {one: hashlib.sha256(b"root " + secret).digest() for one, (secret, _) in crowd.items()}
+    vectors = {
+        one: {"gradient": np.array([n, -n, 1000 - n]), "counts": np.array([n, n * n])}
+        for n, one in enumerate(sorted(crowd), 1)
+    }
+    said: list[Any] = []
+    views: list[Any] = []
+    here = summer.begin(7)
+    there: dict[str, masker.DeviceRound] = {}
+    gone = sorted(crowd)[2]
+
+    def deliver(kind: str) -> None:
+        nonlocal here
+        for one in sorted(there):
+            said.append({"from": one, "to": SERVER, "kind": kind, "body": there[one].sent.hex()})
+            here = summer.hear(terms, here, one, open_message(kind, there[one].sent))
+        here = summer.close(terms, here)
+
+    def tell(step: Any) -> None:
+        for one in sorted(there):
+            message = summer.tell(terms, here, one)
+            assert message is not None
+            body = pack_secagg(message)
+            said.append({"from": SERVER, "to": one, "kind": message.kind, "body": body.hex()})
+            if one == sorted(there)[0]:
+                published = (3, "sgd/params/1", b"\x80") if here.phase == "mask" else None
+                view(RoundView(7, here.phase, message.kind, body, 30_000, 150, published))
+            there[one] = step(one, there[one], message)
+
+    def view(made: RoundView) -> None:
+        version, kind, body = made.publication or (None, None, b"")
+        offered = None if version is None else {"version": version, "kind": kind, "body": body.hex()}
+        views.append({
+            "round": made.round, "phase": made.phase, "kind": made.kind, "body": made.body.hex(), "closes": made.closes,
+            "wait": made.wait, "publication": offered, "why": made.why, "encoded": made.encode().hex(),
+        })  # fmt: skip
+
+    view(RoundView(7, "advertise", closes=60_000, wait=5_000, why="0 of 4 to 5 devices are here"))
+    for one, (_, key) in sorted(crowd.items()):
+        there[one] = masker.advertise(terms, 7, key, after=6, entropy=lambda size, one=one: roots[one][:size])
+    deliver("secagg/advert/1")
+    tell(lambda one, state, message: masker.share(terms, state, message))
+    deliver("secagg/shares/1")
+    tell(lambda one, state, message: masker.mask(terms, masker.hold(terms, state, message), vectors[one]))
+    del there[gone]
+    deliver("secagg/masked/1")
+    tell(lambda one, state, message: masker.agree(terms, state, crowd[one][1], message))
+    deliver("secagg/agreement/1")
+    tell(lambda one, state, message: masker.reveal(terms, state, message))
+    deliver("secagg/reveal/1")
+    assert here.phase == "summed"
+    view(RoundView(7, "summed"))
+    view(RoundView(7, "abandoned", why="3 devices survived; 4 are needed"))
+    return {
+        "task": terms.task.hex(), "round": 7, "smallest": 4, "largest": 5, "survivors": 4, "colluders": 0,
+        "fields": [
+            {"tag": each.tag, "length": each.length, "bits": each.bits, "bound": each.bound, "slack": each.slack}
+            for each in fields
+        ],
+        "devices": [
+            {"secret": crowd[one][0].hex(), "id": one, "root": roots[one].hex(),
+             "vectors": {tag: vector.tolist() for tag, vector in vectors[one].items()}}
+            for one in sorted(crowd)
+        ],
+        "missing": gone, "messages": said,
+        "sum": {tag: found.tolist() for tag, found in summer.sums(terms, here).items()},
+        "largest_view": LARGEST_VIEW, "views": views,
+    }  # fmt: skip
+
+
 def protocol_sgd() -> Any:
     """From a task to integers: everything that a device computes before the noise, and the noise it then draws."""
     cases: list[Any] = []
@@ -433,6 +516,17 @@ def schemas() -> dict[str, Any]:
             required=["code", "key"],
         ),
         "enrolled": record("enrolled", {"device": DEVICE_ID, "server_key": hexes(32), "tasks": tasks}),
+        "round-view": record("round-view", {
+            "body": hexes(), "closes": {"type": "integer", "minimum": 0}, "kind": {"type": "string", "maxLength": 64},
+            "phase": {"enum": list(PHASES)},
+            "publication": {"anyOf": [{"type": "null"}, {
+                "type": "object", "properties": {"version": {"type": "integer", "minimum": 0},
+                                                 "kind": {"type": "string", "maxLength": 64}, "body": hexes()},
+                "required": ["body", "kind", "version"], "additionalProperties": False,
+                "description": "On the wire: [] or [version, kind, body].",
+            }]},
+            "round": WHOLE, "wait": {"type": "integer", "minimum": 0}, "why": {"type": "string", "maxLength": 1024},
+        }),
         "problem": record("problem", {
             "type": {"enum": [f"/problems/{slug}" for slug in sorted(PROBLEMS)]}, "title": {"type": "string"},
             "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": {"type": "string"},
@@ -458,7 +552,7 @@ def build() -> dict[str, str]:
     """Every file of spec/ by its name."""
     vectors = {
         "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
-        "messages": messages(), "sgd": protocol_sgd(), "problems": problems(),
+        "messages": messages(), "rounds": rounds(), "sgd": protocol_sgd(), "problems": problems(),
     }  # fmt: skip
     files = {f"vectors/{name}.json": value for name, value in vectors.items()}
     files |= {f"schemas/{name}.json": value for name, value in schemas().items()}

@@ -48,7 +48,11 @@ from crowdml.secagg.refusals import Refused
 from crowdml.secagg.terms import Terms
 from crowdml.wire.keys import device_id, verify
 
-__all__ = ["ServerRound", "begin", "close", "expected", "hear", "is_complete", "sums", "tell"]
+__all__ = [
+    "ABANDONED", "ADVERTISE", "AGREE", "MASK", "PHASES", "REVEAL", "SHARE", "SUMMED", "ServerRound", "abandon", "add",
+    "begin",
+    "can_mask", "close", "expected", "has_answered", "hear", "is_complete", "sums", "takes_part", "tell",
+]  # fmt: skip
 
 ADVERTISE, SHARE, MASK, AGREE, REVEAL = "advertise", "share", "mask", "agree", "reveal"
 SUMMED, ABANDONED = "summed", "abandoned"
@@ -64,7 +68,8 @@ class ServerRound:
 
     round: int = number()
     phase: str = text()
-    why: str = text()  # it was abandoned
+    cause: str = text()  # it was abandoned: in a word
+    why: str = text()  # and in a sentence
     adverts: Mapping[str, bytes] = table(named=True)
     roster: bytes = binary()
     shares: Mapping[int, bytes] = table()
@@ -88,7 +93,7 @@ class ServerRound:
 
 def begin(round: int) -> ServerRound:  # noqa: A002  our word
     """Open a round; the number must be above that of every earlier round of the task, abandoned ones included."""
-    return ServerRound(round, ADVERTISE, "", {}, b"", {}, b"", {}, b"", b"", {}, {})
+    return ServerRound(round, ADVERTISE, "", "", {}, b"", {}, b"", {}, b"", b"", {}, {})
 
 
 def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> ServerRound:
@@ -157,19 +162,39 @@ def _hear_advert(terms: Terms, state: ServerRound, sender: str, advert: Advert) 
     return replace(state, adverts={**state.adverts, sender: packed})
 
 
-def _hear_masked(terms: Terms, state: ServerRound, roster: Roster, own: int, message: Masked) -> ServerRound:
-    hashed = hashlib.sha256(message.body).digest()
+def can_mask(terms: Terms, state: ServerRound, sender: str, message: Masked) -> bool:
+    """Whether `hear` would add this vector: False if it did before. Refused like there; nothing is added."""
+    if message.round != state.round or not state.roster:
+        raise Refused(f"A masked vector of round {message.round} came in round {state.round}, phase {state.phase!r}.")
+    roster = read_roster(terms, state.round, state.roster)
+    own = roster.index(sender)
+    if own is None:
+        raise Refused(f"Device {sender} is not in the cohort of round {state.round}.")
+    return _is_masked_new(terms, state, roster, own, message, hashlib.sha256(message.body).digest())
+
+
+def _is_masked_new(terms: Terms, state: ServerRound, roster: Roster, own: int, message: Masked, hashed: bytes) -> bool:
     if not _is_new(state, MASK, state.masked.get(own), hashed):
-        return state
+        return False
     if not members(state.sharers, len(roster))[own]:
         raise Refused(f"Device {roster.ids[own]} delivered no shares in time.")
     if message.view != roster.view(state.sharers) or len(message.body) != terms.size:
         raise Refused(f"A masked body of this round has {terms.size:,} bytes and the hash of this cohort.")
-    folded = [
-        ring.to_bytes(total + added)
-        for total, added in zip(_elements(terms, state.body), _elements(terms, message.body), strict=True)
-    ]
-    return replace(state, masked={**state.masked, own: hashed}, body=b"".join(folded))
+    return True
+
+
+def _hear_masked(terms: Terms, state: ServerRound, roster: Roster, own: int, message: Masked) -> ServerRound:
+    hashed = hashlib.sha256(message.body).digest()
+    if not _is_masked_new(terms, state, roster, own, message, hashed):
+        return state
+    body = add(terms, state.body, message.body)
+    return replace(state, masked={**state.masked, own: hashed}, body=body)
+
+
+def add(terms: Terms, total: bytes, vector: bytes) -> bytes:
+    """One more masked vector in the sum, field by field in its ring."""
+    pairs = zip(_elements(terms, total), _elements(terms, vector), strict=True)
+    return b"".join(ring.to_bytes(one + other) for one, other in pairs)
 
 
 def _elements(terms: Terms, body: bytes) -> list[Array]:
@@ -202,6 +227,33 @@ def is_complete(terms: Terms, state: ServerRound) -> bool:
     if state.phase == ADVERTISE:
         return len(state.adverts) >= terms.largest
     return state.phase in PHASES[1:-1] and not expected(terms, state)
+
+
+def takes_part(terms: Terms, state: ServerRound, device: str) -> bool:
+    """Whether the round still counts on this device: it is in the cohort, and missed no phase that is over.
+
+    Nobody does while devices advertise, or once it ended.
+    """
+    if state.phase in (ADVERTISE, SUMMED, ABANDONED):
+        return False
+    roster = read_roster(terms, state.round, state.roster)
+    own = roster.index(device)
+    if own is None or state.phase == SHARE:
+        return own is not None
+    if state.phase == MASK:
+        return bool(members(state.sharers, len(roster))[own])
+    return bool(members(state.survivors, len(roster))[own]) and (state.phase == AGREE or own in state.agreements)
+
+
+def has_answered(terms: Terms, state: ServerRound, device: str) -> bool:
+    """Whether the message of this device in this phase is here."""
+    if state.phase == ADVERTISE:
+        return device in state.adverts
+    if state.phase in (SUMMED, ABANDONED):
+        return False
+    own = read_roster(terms, state.round, state.roster).index(device)
+    heard = {SHARE: state.shares, MASK: state.masked, AGREE: state.agreements, REVEAL: state.reveals}[state.phase]
+    return own is not None and own in heard
 
 
 def tell(terms: Terms, state: ServerRound, device: str) -> Message | None:
@@ -254,23 +306,29 @@ def close(terms: Terms, state: ServerRound) -> ServerRound:
     if state.phase == SHARE:
         sharers = _chosen(roster, state.shares)
         if sharers.sum() < plan.survivors:
-            return _abandon(state, f"{int(sharers.sum())} devices delivered shares; {plan.survivors} are needed")
+            return abandon(
+                state, "shares", f"{int(sharers.sum())} devices delivered shares; {plan.survivors} are needed"
+            )
         zeros = bytes(terms.size)
         return replace(state, phase=MASK, sharers=bitmap(sharers), body=zeros)
     if state.phase == MASK:
         survivors = _chosen(roster, state.masked)
         if survivors.sum() < plan.survivors:
-            return _abandon(state, f"{int(survivors.sum())} devices survived; {plan.survivors} are needed")
+            return abandon(state, "survivors", f"{int(survivors.sum())} devices survived; {plan.survivors} are needed")
         around = survivors[roster.neighbours].sum(1)[members(state.sharers, len(roster))]
         if around.min() < plan.threshold:
-            return _abandon(
-                state, f"a device has {int(around.min())} neighbours left; {plan.threshold} are needed for its secret"
+            return abandon(
+                state,
+                "neighbours",
+                f"a device has {int(around.min())} neighbours left; {plan.threshold} are needed for its secret",
             )
         return replace(state, phase=AGREE, survivors=bitmap(survivors))
     if state.phase == AGREE:
         if len(state.agreements) < plan.quorum + 1:
-            return _abandon(
-                state, f"{len(state.agreements)} devices signed the survivors; {plan.quorum + 1} are needed"
+            return abandon(
+                state,
+                "agreements",
+                f"{len(state.agreements)} devices signed the survivors; {plan.quorum + 1} are needed",
             )
         return replace(state, phase=REVEAL)
     return _sum(terms, state, roster)
@@ -278,14 +336,18 @@ def close(terms: Terms, state: ServerRound) -> ServerRound:
 
 def _close_advertise(terms: Terms, state: ServerRound) -> ServerRound:
     if len(state.adverts) < terms.smallest:
-        return _abandon(state, f"{len(state.adverts)} devices came; {terms.smallest} are needed")
+        return abandon(state, "devices", f"{len(state.adverts)} devices came; {terms.smallest} are needed")
     roster = pack_roster([decode(Advert, packed) for packed in state.adverts.values()])
     return replace(state, phase=SHARE, roster=roster)
 
 
-def _abandon(state: ServerRound, why: str) -> ServerRound:
+def abandon(state: ServerRound, cause: str, why: str) -> ServerRound:
     """The end without a sum: the masked total is dropped too, so that later shares are of no use."""
-    return replace(state, phase=ABANDONED, why=why, adverts={}, shares={}, body=b"", agreements={}, reveals={})
+    nothing: dict[Any, bytes] = {}
+    return replace(
+        state, phase=ABANDONED, cause=cause, why=why, adverts=nothing, shares=nothing, body=b"", agreements=nothing,
+        reveals=nothing,
+    )  # fmt: skip
 
 
 def _chosen(roster: Roster, present: Mapping[int, Any]) -> Array:
@@ -301,8 +363,9 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
     secrets = _rebuild(state, roster, adverts, sharers, survivors)
     lost = [index for index in np.flatnonzero(sharers).tolist() if index not in secrets]
     if lost:
-        return _abandon(
+        return abandon(
             state,
+            "secrets",
             f"the secrets of {len(lost)} devices did not come back: shares are missing or wrong "
             f"({len(state.reveals)} devices revealed, {roster.plan.threshold} neighbours are needed)",
         )
@@ -329,8 +392,9 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
         found = ring.decode(elements, field.bits)
         largest = max(int(found.max()), -int(found.min()))
         if largest > left * field.bound + field.slack:
-            return _abandon(
+            return abandon(
                 state,
+                "bound",
                 f"the sum of {field.tag!r} has an entry of magnitude {largest:,}, and {left} devices with their noise "
                 f"reach {left * field.bound + field.slack:,}: somebody sent what the task does not allow",
             )

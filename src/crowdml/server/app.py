@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,6 +32,7 @@ from crowdml.server.connection import Answered, Header
 from crowdml.server.hub import Hub, price_of
 from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
+from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import StoreError
 from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
@@ -43,7 +45,7 @@ from crowdml.wire.validate import largest_body
 log = logging.getLogger("crowdml.server")
 
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
-TASKS, PUBLICATION, CHECK_IN = "/v1/tasks/", "/publication", "/check-in"
+TASKS, PUBLICATION, CHECK_IN, ROUND = "/v1/tasks/", "/publication", "/check-in", "/round"
 NOTHING: Message = {"type": "http.response.body", "body": b""}
 UNUSUAL = frozenset((b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto"))
 """Headers with which a check-in or check-out goes through ASGI."""
@@ -68,6 +70,7 @@ def make_app(hub: Hub) -> Front:
         Route("/v1/tasks/{task}/publications/{version}", publication_version, methods=["GET"]),
         Route("/v1/tasks/{task}/chain", chain_values, methods=["GET"]),
         Route("/v1/tasks/{task}/check-in", in_front, methods=["POST"]),
+        Route("/v1/tasks/{task}/round", in_front, methods=["GET", "POST"]),
         Route("/problems/{slug}", problem_page, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/healthz", health, methods=["GET"]),
@@ -110,6 +113,10 @@ class Front:
                     return
                 if path.endswith(CHECK_IN) and scope["method"] == "POST":
                     await self._check_in(scope, receive, path, send)
+                    self.addresses.give(address)
+                    return
+                if path.endswith(ROUND) and scope["method"] in ("GET", "POST"):
+                    await self._round(scope, receive, path, send)
                     self.addresses.give(address)
                     return
             scope["crowdml.request"] = secrets.token_hex(6)
@@ -291,9 +298,48 @@ class Front:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": receipt})
 
+    async def _round(self, scope: Scope, receive: Receive, path: str, send: Send) -> None:
+        """GET /v1/tasks/{hash}/round: what a device is told of a round now. POST: what it says in one; 202 if new, 200
+        if already here, both with the same view."""
+        hub, hash_ = self.hub, _hash(path[len(TASKS) : -len(ROUND)])
+        rounds = hub.rounds(hash_)  # 404
+        if scope["method"] == "GET":
+            device = await signer(hub, scope, b"")  # 401
+            if not await hub.may_read(device, hash_):
+                raise Problem("not-joined", f"Device {device} was not invited to this task.")
+            status, view = 200, hub.look_at(hash_, device, _round_number(scope))  # 410, 429, 503
+        else:
+            hub.admit()  # 503, before the body is read
+            data = await read_body(scope, receive, largest_message(rounds.terms))  # 413
+            signed = open_signed(data)  # 400
+            if signed.envelope.task != hash_:
+                raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
+            status, view = await hub.check_in(signed, posted=True)  # 401, 403, 409, 410, 422, 429, 503, 507
+        headers = [
+            (b"content-type", MSGPACK.encode()),
+            (b"content-length", str(len(view)).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": view})
+
+
+def _round_number(scope: Scope) -> int | None:
+    """The round in the query, if there is one."""
+    asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    found = asked.get("round", [])
+    if not found:
+        return None
+    text = found[0]
+    if len(found) > 1 or not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise Problem("bad-request", "`round` is the number of a round, once.")
+    return int(text)
+
 
 def largest_check_in(runner: TaskRunner, hub: Hub) -> int:
-    """Bytes of the largest check-in that the task could take, or that the operator allows."""
+    """Bytes of the largest check-in that the task could take, or that the operator allows; masked vectors, all."""
+    if runner.rounds is not None:
+        return largest_masked(runner.rounds.terms)
     return min(hub.limits.body, LARGEST_AROUND + largest_body(runner.fold.expected))
 
 
@@ -507,6 +553,19 @@ async def metrics(request: Request) -> Response:
     lines = ["# TYPE crowdml_devices gauge", f"crowdml_devices {len(hub.keys)}", "# TYPE crowdml_check_ins counter"]
     lines += [f'crowdml_check_ins{{task="{each.task.hash.hex()[:12]}"}} {each.check_ins}' for each in hub.hosted()]
     lines += hub.queue.metrics()
+    masked = [each for each in hub.runners.values() if each.rounds is not None]
+    if masked:
+        lines.append("# TYPE crowdml_rounds counter")
+        for each in masked:
+            named = f'task="{each.task.hash.hex()[:12]}"'
+            counts = each.rounds.counts if each.rounds is not None else {}
+            lines += [f'crowdml_rounds{{{named},ended="{how}"}} {many}' for how, many in sorted(counts.items())]
+        lines.append("# TYPE crowdml_round_survivors counter")
+        lines += [
+            f'crowdml_round_survivors{{task="{each.task.hash.hex()[:12]}"}} {each.rounds.survived}'
+            for each in masked
+            if each.rounds is not None
+        ]
     lines.append("# TYPE crowdml_refusals counter")
     lines += [f'crowdml_refusals{{problem="{slug}"}} {count}' for slug, count in sorted(hub.counts.items())]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")

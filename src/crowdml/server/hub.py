@@ -21,10 +21,13 @@ from typing import Any, TypeVar
 
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.protocol import quote
+from crowdml.secagg import server as masking
+from crowdml.secagg.server import ServerRound
 from crowdml.server import points
 from crowdml.server.codes import new_code
 from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
-from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
+from crowdml.server.rounds import RoundFigures, Rounds
+from crowdml.server.runner import Answer, Fold, Offer, TaskRunner, masked_terms
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
@@ -36,6 +39,10 @@ T = TypeVar("T")
 
 WATCH_EVERY = 1.0
 """Seconds until a change by another command is noticed."""
+POLL_RATE, POLL_BURST = 20.0, 100.0
+"""Times a second that a device may look at a round, and how often at once. Views ask for far less."""
+BEAT = 0.05
+"""Seconds after which the deadline of a phase is noticed."""
 SWITCH = 0.0005
 """Seconds after which a busy event loop lets the writing thread go on: it gives way at each signature it verifies."""
 LINGER = 0.003
@@ -49,9 +56,11 @@ def utc_now() -> str:
 
 def check_hosted(task: Task) -> None:
     """Refuse a task that no server may run, before anything is written."""
-    Fold(task)
+    fold = Fold(task)
     if task.as_published:
         raise TaskError(f"task {task.name!r} runs as published: that is for the simulator alone.")
+    if task.masking is not None:
+        masked_terms(task, fold.protocol)
 
 
 def code_hash(code: str) -> bytes:
@@ -78,6 +87,8 @@ class Hub:
     key: Key
     limits: Limits = field(default_factory=Limits)
     clock: Callable[[], str] = utc_now
+    ticks: Callable[[], float] = time.monotonic
+    """For the deadlines of rounds: a clock that never jumps."""
     runners: dict[bytes, TaskRunner] = field(default_factory=dict)
     states: dict[bytes, State] = field(default_factory=dict)
     closed: set[bytes] = field(default_factory=set)
@@ -88,6 +99,8 @@ class Hub:
 
     def __post_init__(self) -> None:
         self.devices = Rates(self.limits.device_rate, self.limits.device_burst)
+        self.polls = Rates(POLL_RATE, POLL_BURST)
+        """Looks at rounds, by device: for the event loop, as `devices` is for the writing thread."""
         self._joined: dict[str, frozenset[bytes]] = {}
         self._sets: dict[frozenset[bytes], frozenset[bytes]] = {}
         self._doubtful: set[bytes] = set()
@@ -95,7 +108,9 @@ class Hub:
         self.ending = asyncio.Event()
         """Set when the server begins to stop: what never ends by itself, such as a live page, ends then."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
-        self._waiting: list[tuple[Signed, Callable[[Answer], None]]] = []
+        self._summer = ThreadPoolExecutor(1, thread_name_prefix="summer")
+        self._sums: set[asyncio.Task[None]] = set()
+        self._waiting: list[tuple[Signed, Callable[[Answer], None], bool]] = []
         self._waiting_bytes = 0
         self._in_hand = 0
         self.queue = Queue()
@@ -103,6 +118,7 @@ class Hub:
         self._awake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._beater: asyncio.Task[None] | None = None
         self.closing = False
 
     # --- start and stop ---
@@ -124,16 +140,30 @@ class Hub:
         return hub
 
     def _host(self, canonical: bytes, state: State) -> TaskRunner:
-        runner = TaskRunner(self.store, canonical, self.key, self.clock, snapshot_every=self.limits.snapshot_every)
+        runner = TaskRunner(
+            self.store, canonical, self.key, self.clock, snapshot_every=self.limits.snapshot_every, clock=self.ticks
+        )
         self.runners[runner.task.hash] = runner
         self.states[runner.task.hash] = state
         if runner.reason is not None and state == "running":  # it stopped, and the server did so before it wrote that
             self._stop(runner)
+        self._look_after_rounds(runner)
         return runner
+
+    def _look_after_rounds(self, runner: TaskRunner) -> None:
+        """A running task has an open round, a stopped one none at all. One that pauses keeps what it has."""
+        if runner.rounds is None:
+            return
+        state = self.states[runner.task.hash]
+        if state == "running":
+            runner.rounds.open()
+        elif state == "stopped":
+            runner.rounds.abandon_all("the task was stopped")
 
     def _stop(self, runner: TaskRunner) -> None:
         hash_ = runner.task.hash
         self.states[hash_] = "stopped"
+        self._look_after_rounds(runner)
         self.store.set_state(hash_, "stopped", self.clock())
         self.store.record("stopped", self.clock(), runner.reason or "", hash_)
 
@@ -141,6 +171,7 @@ class Hub:
         sys.setswitchinterval(SWITCH)
         self._worker = asyncio.get_running_loop().create_task(self._work())
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._beater = asyncio.get_running_loop().create_task(self._beat())
 
     async def _watch(self) -> None:
         """Notice what `crowdml task start|stop` wrote beside us, and keep a point of each task that moved."""
@@ -162,10 +193,17 @@ class Hub:
                 elif self.states[stored.hash] != stored.state:
                     self.states[stored.hash] = stored.state
                     runner = self.runners[stored.hash]
+                    self._turned(runner)
                     if stored.state == "running" and runner.reason is not None:  # it ended by its own rule, for good
                         self._stop(runner)
             except CrowdmlError as error:
                 log.error("task %s cannot be hosted: %s", stored.name, error)
+
+    def _turned(self, runner: TaskRunner) -> None:
+        """The task's state changed: nobody could answer while it was not running."""
+        if runner.rounds is not None:
+            runner.rounds.renew()
+        self._look_after_rounds(runner)
 
     def _point(self) -> None:
         for hash_, runner in self.runners.items():
@@ -178,14 +216,16 @@ class Hub:
         self.closing = True
         self.ending.set()
         self._awake.set()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+        for watching in (self._watcher, self._beater, *self._sums):
+            if watching is not None:
+                watching.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
         if self._worker is not None:
             await self._worker
         await self.write(self._snapshots)
         self._writer.shutdown()
+        self._summer.shutdown(cancel_futures=True)
         self.store.close()
 
     def _snapshots_due(self) -> None:
@@ -232,18 +272,20 @@ class Hub:
         later = self.queue.later(time.monotonic(), crowd=len(self.keys), pace=self.limits.pace)
         return Problem("busy", f"{waiting} check-ins wait already.", retry_after=later)
 
-    def submit(self, signed: Signed, done: Callable[[Answer], None]) -> None:
-        """Have a check-in taken with the next batch; `done` is called on the event loop, once it is durable."""
+    def submit(self, signed: Signed, done: Callable[[Answer], None], *, posted: bool = False) -> None:
+        """Have a check-in, or what was `posted` to a round, taken with the next batch; `done` is called on the event
+        loop, once it is durable."""
         if self.closing:
             raise Problem("not-ready", "The server is stopping.", retry_after=5)
         if len(self._waiting) >= self.limits.waiting or self._waiting_bytes > self.limits.bodies:
             raise self._busy(len(self._waiting))  # many were admitted, and their bodies came together
         self._waiting_bytes += len(signed.data)
-        self._waiting.append((signed, done))
+        self._waiting.append((signed, done, posted))
         self._awake.set()
 
-    async def check_in(self, signed: Signed) -> tuple[int, bytes]:
-        """Wait until the check-in is durable; its status and receipt, or a Problem."""
+    async def check_in(self, signed: Signed, *, posted: bool = False) -> tuple[int, bytes]:
+        """Wait until the check-in is durable; its status and receipt, or a Problem. `posted`: a message of a round,
+        and the view of it."""
         future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
 
         def done(answer: Answer) -> None:
@@ -254,7 +296,7 @@ class Hub:
             else:
                 future.set_result(answer)
 
-        self.submit(signed, done)
+        self.submit(signed, done, posted=posted)
         return await future
 
     async def _work(self) -> None:
@@ -264,18 +306,21 @@ class Hub:
             while self._waiting:
                 batch = self._waiting[: self.limits.batch]
                 del self._waiting[: self.limits.batch]
-                self._waiting_bytes -= sum(len(signed.data) for signed, _ in batch)
+                self._waiting_bytes -= sum(len(signed.data) for signed, _, _ in batch)
                 self._in_hand = len(batch)
                 began = time.monotonic()
-                answers = await self.write(self._accept, [signed for signed, _ in batch])
+                answers = await self.write(
+                    self._accept, [signed for signed, _, _ in batch], [each[2] for each in batch]
+                )
                 taken = time.monotonic() - began
                 self.queue.took(len(batch), taken)
                 self._in_hand = 0
-                for (_, done), answer in zip(batch, answers, strict=True):
+                for (_, done, _), answer in zip(batch, answers, strict=True):
                     try:
                         done(answer)
                     except Exception:
                         log.exception("an answer could not be given")
+                await self._sum_up()
                 if any(runner.is_due for runner in self.runners.values()):
                     await self.write(self._snapshots_due)
                 if len(batch) > 1 and not self.closing:  # under load: those just answered are on their way back
@@ -283,7 +328,96 @@ class Hub:
             if self.closing:
                 return
 
-    def _accept(self, batch: list[Signed]) -> list[Answer]:
+    # --- rounds ---
+
+    def rounds(self, hash_: bytes) -> Rounds:
+        """The rounds of a masked task; a Problem of any other."""
+        found = self.find(hash_).rounds
+        if found is None:
+            raise Problem("not-found", "This task has no rounds: its devices check in one by one.")
+        return found
+
+    def round_figures(self, hash_: bytes, limit: int = 50) -> list[RoundFigures]:
+        """The newest rounds of a task, for people to look at; of one without masks none."""
+        runner = self.runners.get(hash_)
+        return [] if runner is None or runner.rounds is None else runner.rounds.figures(limit)
+
+    def look_at(self, hash_: bytes, device: str, number: int | None) -> bytes:
+        """What this device is told of a round now, as it travels."""
+        rounds = self.rounds(hash_)
+        self.polls.take(device, time.monotonic())
+        state = self.states[hash_]
+        if state == "stopped":
+            raise Problem("task-stopped", self.runners[hash_].reason or "The task was stopped.")
+        if state != "running":
+            raise Problem("busy", f"The task is {state}.", retry_after=60)
+        return rounds.view(device, number).encode()
+
+    async def _beat(self) -> None:
+        """Close phases whose time is over."""
+        while not self.closing:
+            try:
+                due = [hash_ for hash_, runner in self.runners.items() if runner.rounds and runner.rounds.is_due()]
+                if due:
+                    await self.write(self._advance, due)
+                    await self._sum_up()
+            except StoreError as error:
+                log.error("rounds wait: %s", error)
+                await asyncio.sleep(WATCH_EVERY)
+            await asyncio.sleep(BEAT)
+
+    def _advance(self, due: list[bytes]) -> None:
+        for hash_ in due:
+            runner = self.runners[hash_]
+            if hash_ in self._doubtful or self.states[hash_] != "running" or self.is_full():
+                if runner.rounds is not None:
+                    runner.rounds.renew()
+                continue
+            try:
+                runner.advance()
+            except Exception:
+                self._doubtful.add(hash_)
+                raise
+
+    async def _sum_up(self) -> None:
+        """Have rounds summed up that are ready, beside the writing thread: it may take seconds."""
+        for hash_, runner in list(self.runners.items()):
+            if runner.unsummed:
+                for state in await self.write(runner.take_unsummed):
+                    task = asyncio.get_running_loop().create_task(self._sum(hash_, runner, state))
+                    self._sums.add(task)
+                    task.add_done_callback(self._sums.discard)
+
+    async def _sum(self, hash_: bytes, runner: TaskRunner, state: ServerRound) -> None:
+        assert runner.rounds is not None
+        try:
+            loop = asyncio.get_running_loop()
+            closed = await loop.run_in_executor(self._summer, masking.close, runner.rounds.terms, state)
+        except Exception:
+            log.exception("task %s: round %d could not be summed", runner.task.name, state.round)
+            closed = masking.abandon(state, "failed", "the server made a mistake")
+        try:
+            await self.write(self._finish, hash_, runner, state, closed)
+        except StoreError as error:
+            log.error("task %s: round %d: %s", runner.task.name, state.round, error)
+
+    def _finish(self, hash_: bytes, runner: TaskRunner, before: ServerRound, closed: ServerRound) -> None:
+        """In the writing thread: the total of a round, journalled and applied."""
+        if self.runners.get(hash_) is not runner or hash_ in self._doubtful:
+            return  # folded again: it will be summed anew
+        try:
+            runner.finish(before, closed)
+            if runner.reason is not None and self.states[hash_] == "running":
+                self._stop(runner)
+            elif self.states[hash_] == "running":
+                runner.advance()
+        except Exception:
+            self._doubtful.add(hash_)
+            raise
+
+    # --- in the writing thread ---
+
+    def _accept(self, batch: list[Signed], posted: list[bool] | None = None) -> list[Answer]:
         """In the writing thread: authenticate, then each task takes its part of the batch. Never raises."""
         answers: list[Answer] = [Problem("internal", "The server made a mistake.")] * len(batch)
         by_task: dict[bytes, list[int]] = {}
@@ -300,7 +434,7 @@ class Hub:
         for hash_, places in by_task.items():
             part = [batch[place] for place in places]
             try:
-                found = self._accept_for(hash_, part)
+                found = self._accept_for(hash_, part, [posted is not None and posted[place] for place in places])
             except StoreError as error:
                 log.error("task %s: %s", hash_.hex()[:12], error)
                 self._doubtful.add(hash_)
@@ -333,7 +467,7 @@ class Hub:
             self._joined[device] = found
         return found
 
-    def _accept_for(self, hash_: bytes, batch: list[Signed]) -> list[Answer]:
+    def _accept_for(self, hash_: bytes, batch: list[Signed], posted: list[bool]) -> list[Answer]:
         if hash_ in self._doubtful:  # a write failed, and nobody knows what was kept: fold the journal again first
             self._fold_again(hash_)
         runner = self.runners.get(hash_)
@@ -349,7 +483,7 @@ class Hub:
         if self.is_full():
             full = Problem("full", "The server's disk is full.", retry_after=300)
             return [runner.repeated(signed) or full for signed in batch]
-        answers = runner.accept(batch)
+        answers = runner.accept(batch) if runner.rounds is None else runner.accept_rounds(batch, posted)
         if runner.reason is not None:
             self._stop(runner)
         return answers
@@ -448,6 +582,7 @@ class Hub:
             self.store.set_state(hash_, state, self.clock())
             self.store.record(state, self.clock(), detail, hash_)
             self.states[hash_] = state
+            self._turned(self.runners[hash_])
 
         await self.write(work)
 

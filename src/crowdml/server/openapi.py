@@ -39,10 +39,14 @@ class Operation:
 
 ENVELOPE = ("malformed", "unknown-device", "signature", "not-joined", "revoked", "unknown-task", "too-slow",
             "seq-conflict", "seq-gap", "task-stopped", "withdrawn", "too-large", "wrong-task", "wrong-kind",
-            "wrong-recipient", "wrong-message", "stale", "busy", "not-ready", "full")  # fmt: skip
+            "wrong-recipient", "wrong-message", "stale", "round-refused", "round-over", "busy", "not-ready",
+            "full")  # fmt: skip
 SIGNED = ("authorization", "clock", "signature", "unknown-device", "forbidden", "revoked", "withdrawn")
 READER = ("unknown-task", "closed", "authorization", "clock", "signature", "unknown-device", "not-joined", "revoked",
           "withdrawn")  # fmt: skip
+
+LOOK = tuple(slug for slug in READER if slug != "closed")
+SAYING = tuple(slug for slug in ENVELOPE if slug not in ("seq-conflict", "seq-gap", "stale"))
 
 HEADERS: dict[str, dict[str, Any]] = {
     "Crowdml-Kind": {"description": "The kind of the message in the body.", "schema": {"type": "string"}},
@@ -82,6 +86,12 @@ OPERATIONS = (
               signed="if closed"),
     Operation("post", "/v1/tasks/{task}/check-in", "Deliver one signed envelope; the answer is a receipt.",
               {202: MSGPACK, 200: MSGPACK}, ENVELOPE, MSGPACK, headers=("Crowdml-Next",)),
+    Operation("get", "/v1/tasks/{task}/round", "What this device is told of a round of masking now.", {200: MSGPACK},
+              (*LOOK, "not-found", "bad-request", "round-over", "task-stopped"), None,
+              (("query", "round", {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}),),
+              headers=("Cache-Control",), signed="always"),
+    Operation("post", "/v1/tasks/{task}/round", "Say something in a round of masking; the answer is its view.",
+              {202: MSGPACK, 200: MSGPACK}, (*SAYING, "not-found"), MSGPACK, headers=("Cache-Control",)),
     Operation("get", "/problems/{slug}", "What a refusal of this type means.", {200: JSON}, ("not-found",),
               schema="Meaning"),
     Operation("get", "/openapi.json", "This description.", {200: JSON}, schema="Description"),
@@ -90,6 +100,7 @@ OPERATIONS = (
     Operation("get", "/metrics", "Numbers for Prometheus.", {200: "text/plain"}),
 )  # fmt: skip
 
+OPTIONAL = ("If-None-Match", "round")
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "task": HASH,
     "device": DEVICE,
@@ -194,7 +205,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         {"in": "path", "name": name, "required": True, "schema": PATH_PARAMETERS[name]} for name in names
     ]
     parameters += [
-        {"in": place, "name": name, "required": name != "If-None-Match", "schema": schema}
+        {"in": place, "name": name, "required": name not in OPTIONAL, "schema": schema}
         for place, name, schema in operation.parameters
     ]
     found: dict[str, Any] = {"summary": operation.summary, "responses": answers}

@@ -2,7 +2,7 @@
 
 A file of msgpack objects, one after another: a header (the task, and the oldest snapshot kept), every body since in the
 journal's order, and what the server published at the end. No identity, no time, no signature: senders are numbered as
-they appear.
+they appear. Of a masked task the bodies are the server's totals: what one device sent was never known to anybody.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 
 from crowdml.errors import DataError
-from crowdml.messages import encode
+from crowdml.messages import SERVER, encode
 from crowdml.server.runner import Fold
 from crowdml.storage.server import Snapshot, Store
 from crowdml.task import from_canonical
@@ -53,14 +53,15 @@ def write_transcript(store: Store, task: bytes, file: BinaryIO) -> Replayed:
     if stored is None:
         raise DataError(f"There is no task {task.hex()[:12]} in {store.name}.")
     head = store.head(task)
-    snapshot, contributions = store.export_transcript(task)
+    folding = _Folding(stored.canonical)
+    snapshot, contributions = store.export_transcript(task, masked=folding.is_masked)
     start = (
         None
         if snapshot is None
         else {"index": snapshot.index, "state": snapshot.state, "published": snapshot.published}
     )
     _write(file, {"format": FORMAT, "task": stored.canonical, "snapshot": start})
-    folding = _Folding(stored.canonical, snapshot)
+    folding.begin(snapshot)
     for each in contributions:
         if each.index > head.index:
             break
@@ -90,7 +91,8 @@ def _replay(parts: Iterator[Any], path: Path) -> Replayed:
             raise broken(f"it does not begin with {FORMAT!r}")
         start = header["snapshot"]
         snapshot = None if start is None else Snapshot(start["index"], b"", start["state"], start["published"])
-        folding = _Folding(header["task"], snapshot)
+        folding = _Folding(header["task"])
+        folding.begin(snapshot)
         for part in parts:
             if isinstance(part, list):
                 folding.apply(*part)
@@ -116,10 +118,16 @@ def _replay(parts: Iterator[Any], path: Path) -> Replayed:
 class _Folding:
     """The fold over a transcript, from its snapshot."""
 
-    def __init__(self, canonical: bytes, snapshot: Snapshot | None) -> None:
+    def __init__(self, canonical: bytes) -> None:
         self.fold = Fold(from_canonical(canonical))
         self.index = self.first = 0
         self.offered: tuple[int, str, bytes] | None = None
+
+    @property
+    def is_masked(self) -> bool:
+        return self.fold.task.masking is not None
+
+    def begin(self, snapshot: Snapshot | None) -> None:
         if snapshot is not None:
             self.fold.resume(snapshot)
             version, kind, body, _ = msgpack.unpackb(snapshot.published)
@@ -127,9 +135,9 @@ class _Folding:
             self.index = self.first = snapshot.index
 
     def apply(self, index: int, sender: int, kind: str, body: bytes) -> None:
-        if index != self.index + 1:
+        if index <= self.index or (index > self.index + 1 and not self.is_masked):
             raise ValueError(f"entry {index} follows entry {self.index}")
-        self.fold.apply(self.fold.read(kind, body), str(sender))
+        self.fold.apply(self.fold.read(kind, body), SERVER if self.is_masked else str(sender))
         self.index = index
 
     def done(self) -> Replayed:

@@ -84,7 +84,7 @@ def lately(hub: Hub, hosted: Hosted) -> Lately:
 
 def _staleness(hub: Hub, store: Store, hash_: bytes, index: int) -> Staleness | None:
     runner = hub.runners.get(hash_)
-    if runner is None or not index:
+    if runner is None or not index or runner.rounds is not None:  # a cohort works with one version, and says which
         return None
     late: list[int] = []
     for place, data in store.tail(hash_, max(0, index - LOOKED_AT)):

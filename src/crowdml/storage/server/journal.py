@@ -244,11 +244,11 @@ class Journal(Database):
         row = connection.execute(query.order_by(journal.c.index.desc()).limit(1)).first()
         return Head(0, chain_start(task)) if row is None else Head(row.at, row.chain)
 
-    def last_seq(self, task: bytes) -> dict[str, Last]:
-        """Each device's last entry in this task."""
+    def last_seq(self, task: bytes, *, server: bool = False) -> dict[str, Last]:
+        """Each device's last entry in this task, and the `server`'s own."""
         with self.reading() as connection:
             cursor = connection.connection.cursor()
-            cursor.execute(self._sql["last"], (task_number(connection, task),))
+            cursor.execute(self._sql["last"], (task_number(connection, task), -1 if server else SERVER_NUMBER))
             return {name: Last(seq, hash_, index) for name, seq, hash_, index in cursor.fetchall()}
 
     def entry(self, task: bytes, device_id: str, seq: int) -> Entry | None:
@@ -319,6 +319,12 @@ class Journal(Database):
                 return
             after_index = page[-1].at
 
+    def totals_count(self, task: bytes) -> int:
+        """How many entries of the server's own there are."""
+        query = sa.select(sa.func.max(journal.c.seq)).where(journal.c.device == SERVER_NUMBER)
+        with self.reading() as connection:
+            return int(connection.execute(query.where(journal.c.task == task_number(connection, task))).scalar() or 0)
+
     def _pages(self, task: bytes, after: int, *columns: sa.ColumnElement[Any]) -> Iterator[Any]:
         beside = (body.c.task == journal.c.task) & (body.c.index == journal.c.index)
         query = (
@@ -383,7 +389,7 @@ class Journal(Database):
             if at.index < found.index <= index and self._chain_at(task, found.index) != found.chain:
                 raise self._broken(task, found.index, "has a snapshot of another chain")
         if after is None:
-            now = self.last_seq(task)
+            now = self.last_seq(task, server=True)
             if any(last.index <= index and lasts.get(name) != last for name, last in now.items()) or set(lasts) - set(
                 now
             ):
@@ -656,7 +662,8 @@ _SQLITE = {
         select j."index", j.seq, j.hash, j.chain, d.id, null from journal j join device d on d.number = j.device
         where j.task = ? and j."index" > ? and j."index" <= ? order by j."index" limit ?""",
     "last": """
-        select d.id, l.seq, l.hash, l."index" from latest l join device d on d.number = l.device where l.task = ?""",
+        select d.id, l.seq, l.hash, l."index" from latest l join device d on d.number = l.device
+        where l.task = ? and l.device > ?""",
 }
 _POSTGRESQL = {name: sql.replace("?", "%s") for name, sql in _SQLITE.items()} | {
     "device": _SQLITE["device"].replace("in (select value from json_each(?))", "= any(%s)").replace("?", "%s"),

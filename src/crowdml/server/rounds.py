@@ -1,0 +1,537 @@
+"""The rounds of a masked task on the server: deadlines, storage and views around `crowdml.secagg.server`.
+
+One round is open for devices to come; others are under way. What a device said is in the store before it is answered,
+and a phase is there before anybody is told of it: a server that is killed at any moment goes on where it was. Durations
+are of the monotonic clock; a phase that was open when the server stopped gets its whole time again.
+
+Everything that changes a round runs in the writing thread. `view` may be asked anywhere: rounds are values, and the
+table of them is replaced, never edited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from crowdml.errors import CrowdmlError
+from crowdml.secagg import server
+from crowdml.secagg.cohort import read_roster
+from crowdml.secagg.messages import Advert, Agreement, Masked, Reveal, Shares, encode, members, open_message
+from crowdml.secagg.refusals import Refused
+from crowdml.secagg.sealed import SEALED_SIZE
+from crowdml.secagg.server import ADVERTISE, MASK, PHASES, REVEAL, SUMMED, ServerRound
+from crowdml.secagg.terms import Terms
+from crowdml.storage.server import JournalRow, OpenRound, Publication, RoundMessage, RoundRow, Store
+from crowdml.task import Masking
+from crowdml.wire.envelopes import LARGEST_AROUND, LARGEST_BODY, Signed, open_signed
+from crowdml.wire.problems import Problem
+from crowdml.wire.rounds import RoundView
+
+log = logging.getLogger("crowdml.server")
+
+PHASE_OF = {
+    Advert.kind: server.ADVERTISE,
+    Shares.kind: server.SHARE,
+    Masked.kind: server.MASK,
+    Agreement.kind: server.AGREE,
+    Reveal.kind: server.REVEAL,
+}
+POLLS = 400.0
+"""Times a second that the devices of a task ask, all together."""
+SHORTEST_WAIT, LONGEST_WAIT = 0.15, 5.0
+LOOSE = 32 * 2**20
+"""Bytes of masked bodies that may lie on disk beside the sum that has them: then the sum is kept, and they go."""
+RECENT = 1000
+"""Ended rounds that are remembered for those who ask."""
+LATELY = 10.0
+"""Seconds in which a device was heard of that is there now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Under:
+    """A round under way."""
+
+    state: ServerRound
+    row: RoundRow
+    deadline: float
+    publication: Publication | None = None
+    asleep: Mapping[str, bytes] = field(default_factory=dict)
+    """Adverts of devices that were not heard of for a lease, while the cohort is open: they may come back."""
+    windows: int = 0
+    """That passed without enough devices."""
+    last: int = 0
+    """The journal's entry of the last vector in the sum."""
+    loose: int = 0
+    """Bytes of bodies that no kept sum has."""
+    is_closing: bool = False
+    """It is being summed: nothing more is heard."""
+
+    @property
+    def phase(self) -> str:
+        return self.state.phase
+
+
+@dataclass(frozen=True)
+class RoundFigures:
+    """A round for people to look at. `seconds`: since it was opened, or from then to its end."""
+
+    number: int
+    phase: str
+    devices: int
+    shared: int
+    survived: int
+    cause: str
+    why: str
+    opened_at: str
+    seconds: float
+    version: int | None
+
+
+Active = Mapping[int, Under]
+
+
+class Rounds:
+    """The rounds of one task. `offer` says what is published now; `clock` is monotonic, `now` writes the time down."""
+
+    def __init__(
+        self,
+        store: Store,
+        task: bytes,
+        masking: Masking,
+        terms: Terms,
+        *,
+        offer: Callable[[], Publication],
+        now: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.store, self.task, self.masking, self.terms = store, task, masking, terms
+        self.offer, self.now, self.clock = offer, now, clock
+        self.window, self.lease = float(masking.window), float(masking.lease)
+        self.seen: dict[str, float] = {}
+        """When each device was last heard of."""
+        self.crowd, self._counted = 1, -math.inf
+        self.survived = 0
+        """Devices in the sums of this process's time."""
+        begins = clock()
+        self.active: Active = {each.row.number: self._restore(each, begins) for each in store.open_rounds(task)}
+        self.newest = store.last_round(task)
+        self.ended: dict[int, RoundRow] = {
+            row.number: row for row in reversed(store.rounds(task, RECENT)) if row.number not in self.active
+        }
+        self.counts = store.round_counts(task)
+        """Rounds that ended: 'summed', and abandoned ones by their cause."""
+
+    # --- from disk ---
+
+    def _restore(self, kept: OpenRound, begins: float) -> Under:
+        """A round as it was. Its phase gets its whole time again, or none if nobody is waited for."""
+        said: dict[str, dict[str, bytes]] = {kind: {} for kind in PHASE_OF}
+        for device, kind, data in kept.said:
+            said[kind][device] = data
+        state = replace(
+            server.begin(kept.row.number),
+            phase=kept.row.phase,
+            adverts=said[Advert.kind],
+            roster=kept.roster,
+            sharers=kept.sharers,
+            survivors=kept.survivors,
+        )
+        under = Under(state, kept.row, begins + self._length(state.phase), kept.publication)
+        if state.phase == ADVERTISE:
+            self.seen.update(dict.fromkeys(state.adverts, begins))
+            first = dict(list(state.adverts.items())[: self.terms.largest])
+            asleep = {device: data for device, data in state.adverts.items() if device not in first}
+            return replace(under, state=replace(state, adverts=first), asleep=asleep)
+        roster = read_roster(self.terms, state.round, state.roster)
+        place = {device: index for index, device in enumerate(roster.ids)}
+
+        def by_place(kind: str, read: Callable[[bytes], bytes]) -> dict[int, bytes]:
+            return {place[device]: read(data) for device, data in said[kind].items()}
+
+        state = replace(
+            state,
+            shares=by_place(Shares.kind, lambda data: _opened(Shares, data).sealed),
+            masked=by_place(Masked.kind, bytes),
+            agreements=by_place(Agreement.kind, lambda data: _opened(Agreement, data).signature),
+            reveals=by_place(Reveal.kind, bytes),
+        )
+        if state.sharers:
+            body, last, loose = kept.sum or bytes(self.terms.size), kept.folded, 0
+            for index, device, data in self.store.masked_bodies(self.task, state.round, kept.folded):
+                vector = _opened(Masked, open_signed(data).envelope.body).body
+                if hashlib.sha256(vector).digest() != state.masked[place[device]]:
+                    raise self.store.corrupt(f"a masked vector of round {state.round} is not what was acknowledged")
+                body, last, loose = server.add(self.terms, body, vector), index, loose + len(data)
+            under = replace(under, last=last, loose=loose)
+            state = replace(state, body=body)
+        return replace(under, state=state, deadline=begins if server.is_complete(self.terms, state) else under.deadline)
+
+    def _length(self, phase: str) -> float:
+        return self.window if phase == ADVERTISE else self.lease
+
+    # --- what devices say ---
+
+    def hear(self, active: Active, signed: Signed) -> tuple[Active, RoundMessage | None]:
+        """The rounds after a device's message, and what is to be kept of it: None if it is here already.
+
+        Nothing is changed: the caller keeps the message, and then takes the rounds over.
+        """
+        envelope = signed.envelope
+        if envelope.kind not in PHASE_OF or envelope.kind == Masked.kind:
+            raise Problem("wrong-kind", f"{envelope.kind!r} is no message of a round.")
+        message = _read(envelope.kind, envelope.body)
+        if message.round != envelope.seq:
+            raise Problem("wrong-message", f"The message is of round {message.round}, its seq is {envelope.seq}.")
+        under, sender = self._under(active, envelope.seq), envelope.sender
+        self.seen[sender] = self.clock()
+        if isinstance(message, Advert) and under.phase == ADVERTISE:
+            under = self._sift(under)
+        before = under.asleep.get(sender)
+        if before is not None and under.phase == ADVERTISE and before != envelope.body:
+            raise Problem("round-refused", f"This device sent other keys before in round {envelope.seq}.")
+        try:
+            state = server.hear(self.terms, under.state, sender, message)
+        except Refused as refused:
+            raise self._late(under, envelope.kind, refused) from refused
+        if state is under.state:
+            return {**active, envelope.seq: under}, None
+        asleep = {device: data for device, data in under.asleep.items() if device != sender}
+        after = {**active, envelope.seq: replace(under, state=state, asleep=asleep)}
+        if before is not None:
+            return after, None
+        tells = signed.data if envelope.kind in (Agreement.kind, Reveal.kind) else None
+        return after, RoundMessage(envelope.seq, sender, envelope.kind, envelope.body, tells)
+
+    def check(self, signed: Signed) -> Masked:
+        """The masked vector in a check-in that a round would take. Raises a Problem of any other."""
+        envelope = signed.envelope
+        if envelope.kind != Masked.kind:
+            raise Problem(
+                "wrong-kind", f"{envelope.kind!r} is not heard here; devices of this task send {Masked.kind}."
+            )
+        message = _read(envelope.kind, envelope.body)
+        assert isinstance(message, Masked)
+        under = self._under(self.active, message.round)
+        self.seen[envelope.sender] = self.clock()
+        try:
+            is_new = server.can_mask(self.terms, under.state, envelope.sender, message)
+        except Refused as refused:
+            raise self._late(under, envelope.kind, refused) from refused
+        if not is_new:
+            raise Problem("round-refused", f"The vector of this device in round {message.round} is here already.")
+        return message
+
+    def fold(self, device: str, message: Masked, index: int, size: int) -> None:
+        """Add a vector that is in the journal at `index`."""
+        under = self.active[message.round]
+        state = server.hear(self.terms, under.state, device, message)
+        self._put(replace(under, state=state, last=index, loose=under.loose + size))
+
+    def adopt(self, active: Active) -> None:
+        """What `hear` made of the rounds is on disk now."""
+        self.active = dict(active)
+
+    def _under(self, active: Active, number: int) -> Under:
+        under = active.get(number)
+        if under is None or under.is_closing:
+            known = number <= self.newest
+            raise Problem(
+                "round-over" if known else "round-refused", f"Round {number} is {'over' if known else 'not open'}."
+            )
+        return under
+
+    @staticmethod
+    def _late(under: Under, kind: str, refused: Refused) -> Problem:
+        late = PHASES.index(under.phase) > PHASES.index(PHASE_OF[kind])
+        return Problem("round-over" if late else "round-refused", str(refused))
+
+    def _put(self, under: Under) -> None:
+        self.active = {**self.active, under.state.round: under}
+
+    # --- what a device is told ---
+
+    def view(self, device: str, number: int | None = None) -> RoundView:
+        """What this device is told now: of this round, or of the one that it is in, or else of the open one."""
+        now, active = self.clock(), self.active
+        self.seen[device] = now
+        if number is None:
+            mine = (each for each in active.values() if server.takes_part(self.terms, each.state, device))
+            under = next(mine, None) or active.get(self.newest)
+            if under is None:
+                raise Problem("busy", "No round is open yet.", retry_after=1)
+        else:
+            under = active.get(number)
+        if under is None:
+            row = self.ended.get(number or 0)
+            if row is None:
+                raise Problem("round-over", f"Round {number} is over, or never was.")
+            return RoundView(row.number, row.phase, why=row.why)
+        state = under.state
+        closes = math.ceil(max(0.0, under.deadline - now) * 1000)
+        told = RoundView(state.round, state.phase, closes=closes, wait=math.ceil(self._wait(under, now) * 1000))
+        if under.phase == ADVERTISE:
+            here = f"{len(state.adverts):,} of {self.terms.smallest:,} to {self.terms.largest:,} devices are here"
+            return replace(told, why=here)
+        if not server.takes_part(self.terms, state, device):
+            return RoundView(state.round, server.ABANDONED, why="the round went on without this device")
+        if under.is_closing or server.has_answered(self.terms, state, device):
+            return told
+        message = server.tell(self.terms, state, device)
+        assert message is not None, "who takes part and has not answered is told something"
+        told = replace(told, kind=message.kind, body=encode(message))
+        published = under.publication
+        if under.phase != MASK or published is None:
+            return told
+        return replace(told, publication=(published.version, published.kind, published.body))
+
+    def _wait(self, under: Under, now: float) -> float:
+        """Seconds until a device shall ask again: so that the crowd asks `POLLS` times a second in all."""
+        return max(SHORTEST_WAIT, min(self._pace, under.deadline - now + SHORTEST_WAIT))
+
+    @property
+    def _pace(self) -> float:
+        return min(LONGEST_WAIT, max(SHORTEST_WAIT, self.crowd / POLLS))
+
+    # --- phases ---
+
+    def open(self) -> None:
+        """See that a round is open for devices to come."""
+        if self.active.get(self.newest) is None:
+            number, at = self.newest + 1, self.now()
+            self.store.open_round(self.task, number, at)
+            self._begin(number, at)
+
+    def _begin(self, number: int, at: str) -> None:
+        row = RoundRow(number, ADVERTISE, at)
+        self._put(Under(server.begin(number), row, self.clock() + self.window))
+        self.newest = number
+
+    def is_due(self) -> bool:
+        """Whether the time of some phase is over."""
+        now = self.clock()
+        return any(each.deadline <= now and not each.is_closing for each in self.active.values())
+
+    def advance(self, left: int | None) -> list[ServerRound]:
+        """Close what is complete or late. What remains is to sum up the rounds that are returned, anywhere, and to
+        `finish` each. `left`: how many more sums the task can use, None: any number."""
+        now = self.clock()
+        if now - self._counted >= 1.0:
+            self._count(now)
+        ready: list[ServerRound] = []
+        for number in sorted(self.active):
+            while (under := self.active.get(number)) is not None and not under.is_closing:
+                if under.phase == ADVERTISE:
+                    under = self._sift(under)
+                    self._put(under)
+                    flying = sum(each.phase != ADVERTISE for each in self.active.values())
+                    if not self._is_cohort(under, now, left is None or flying < left):
+                        break
+                elif now < under.deadline and not server.is_complete(self.terms, under.state):
+                    break
+                if under.phase == REVEAL:
+                    self._put(replace(under, is_closing=True))
+                    ready.append(under.state)
+                    break
+                self._close(under)
+        if sum(each.loose for each in self.active.values()) > LOOSE:
+            self.keep_sums()
+        return ready
+
+    def _is_cohort(self, under: Under, now: float, wanted: bool) -> bool:
+        """Whether the cohort is to be fixed now: it is full, or its window is over and enough devices are there.
+
+        Enough is the minimum and a quarter of the room above it, for some will go missing; half of that margin after
+        each further window, so that a small crowd gets its round.
+        """
+        here, least, most = len(under.state.adverts), self.terms.smallest, self.terms.largest
+        if here >= most and wanted:
+            return True
+        if now < under.deadline:
+            return False
+        margin = math.ceil((most - least) / 4) >> under.windows
+        if here >= least + margin and wanted:
+            return True
+        self._put(replace(under, deadline=now + self.window, windows=under.windows + wanted))
+        return False
+
+    def _sift(self, under: Under) -> Under:
+        """Put devices aside that were not heard of for a lease; those that are back come in while there is room."""
+        since = self.clock() - max(self.lease, 3 * self._pace)
+        present = {device for device in (*under.state.adverts, *under.asleep) if self.seen.get(device, since) >= since}
+        adverts = {device: data for device, data in under.state.adverts.items() if device in present}
+        for device, data in under.asleep.items():
+            if device in present and len(adverts) < self.terms.largest:
+                adverts[device] = data
+        if adverts.keys() == under.state.adverts.keys():
+            return under
+        everyone = {**under.state.adverts, **under.asleep}
+        asleep = {device: data for device, data in everyone.items() if device not in adverts}
+        return replace(under, state=replace(under.state, adverts=adverts), asleep=asleep)
+
+    def _close(self, under: Under) -> None:
+        """The next phase of a round, on disk before anybody hears of it."""
+        was, state = under.phase, server.close(self.terms, under.state)
+        if state.phase == server.ABANDONED:
+            self._end(under, state)
+            return
+        at, size = self.now(), len(state.adverts)
+        row = replace(
+            under.row, phase=state.phase, fixed_at=at if was == ADVERTISE else under.row.fixed_at, devices=size
+        )
+        if state.sharers:
+            row = replace(row, shared=_many(state.sharers, size), survived=_many(state.survivors, size))
+        published = self.offer() if state.phase == MASK else under.publication
+        if published is not None:
+            row = replace(row, version=published.version)
+        opens = self.newest + 1 if was == ADVERTISE else None
+        self.store.change_round(
+            self.task,
+            row,
+            roster=state.roster,
+            sharers=state.sharers,
+            survivors=state.survivors,
+            publication=published if state.phase == MASK else None,
+            without=tuple(under.asleep),
+            then_open=opens,
+            at=at,
+        )
+        deadline = self.clock() + self._length(state.phase)
+        self._put(replace(under, state=state, row=row, deadline=deadline, publication=published, asleep={}))
+        if opens is not None:
+            self._begin(opens, at)
+
+    def finish(self, before: ServerRound, closed: ServerRound, total: Callable[[RoundRow], JournalRow]) -> Any:
+        """Take over what `server.close` made of a round that `advance` returned; the journal's entry of its total.
+
+        None if it has none, or if these rounds do not know it: the journal was folded again meanwhile.
+        """
+        under = self.active.get(before.round)
+        if under is None or under.state is not before:
+            return None
+        if closed.phase != SUMMED:
+            self._end(under, closed)
+            return None
+        row = self._last_row(under, closed)
+        return self._record(row, self.store.end_round(self.task, row, total(row)))
+
+    def abandon(self, before: ServerRound, cause: str, why: str) -> None:
+        """End a round without a sum."""
+        self._end(self.active[before.round], server.abandon(before, cause, why))
+
+    def abandon_all(self, why: str) -> None:
+        """The task was stopped: nothing more is summed."""
+        for under in list(self.active.values()):
+            self._end(under, server.abandon(under.state, "stopped", why))
+
+    def _end(self, under: Under, closed: ServerRound) -> None:
+        row = self._last_row(under, closed)
+        self.store.end_round(self.task, row)
+        self._record(row, None)
+
+    def _last_row(self, under: Under, closed: ServerRound) -> RoundRow:
+        row = replace(under.row, phase=closed.phase, cause=closed.cause, why=closed.why, ended_at=self.now())
+        if under.phase == ADVERTISE:
+            return replace(row, devices=len(under.state.adverts))
+        survived = len(under.state.masked) if under.state.sharers else 0
+        shared = len(under.state.shares) if not under.state.sharers else row.shared
+        return replace(row, shared=shared, survived=survived)
+
+    def _record(self, row: RoundRow, entry: Any) -> Any:
+        self.active = {number: each for number, each in self.active.items() if number != row.number}
+        self.ended[row.number] = row
+        if len(self.ended) > RECENT:
+            del self.ended[min(self.ended)]
+        what = row.cause or "summed"
+        self.counts[what] = self.counts.get(what, 0) + 1
+        self.survived += row.survived if row.phase == SUMMED else 0
+        if row.devices:  # a round that nobody came to is no news
+            detail = f"round {row.number}: {row.survived} of {row.devices} devices"
+            kind = "round summed" if row.phase == SUMMED else "round abandoned"
+            self.store.record(kind, self.now(), f"{detail}{': ' + row.why if row.why else ''}", self.task)
+        return entry
+
+    def keep_sums(self) -> None:
+        """Write down the sums under masks: the bodies behind them go."""
+        loose = [each for each in self.active.values() if each.loose]
+        if loose:
+            self.store.keep_sums(self.task, [(each.state.round, each.last, each.state.body) for each in loose])
+            for each in loose:
+                self._put(replace(self.active[each.state.round], loose=0))
+
+    def renew(self) -> None:
+        """Give every phase its whole time again: the task was not served for a while."""
+        now = self.clock()
+        self.seen.update(dict.fromkeys(self.seen, now))
+        self.active = {
+            number: replace(each, deadline=now + self._length(each.phase)) for number, each in self.active.items()
+        }
+
+    def _count(self, now: float) -> None:
+        seen = list(self.seen.items())  # in one go: another thread may add to it
+        self.crowd, self._counted = max(1, sum(now - then < LATELY for _, then in seen)), now
+        for device, then in seen:
+            if now - then > max(600.0, 2 * self.lease):
+                self.seen.pop(device, None)
+
+    # --- for people ---
+
+    def figures(self, limit: int = 50) -> list[RoundFigures]:
+        """The newest rounds, those under way included."""
+        now = datetime.fromisoformat(self.now())
+        rows: Iterable[RoundRow] = [each.row for each in self.active.values()]
+        rows = sorted((*rows, *list(self.ended.values())), key=lambda row: row.number, reverse=True)[:limit]
+        return [self._figures(row, now) for row in rows]
+
+    def _figures(self, row: RoundRow, now: datetime) -> RoundFigures:
+        ended = now if row.ended_at is None else datetime.fromisoformat(row.ended_at)
+        seconds = (ended - datetime.fromisoformat(row.opened_at)).total_seconds()
+        devices, shared, survived = row.devices, row.shared, row.survived
+        under = self.active.get(row.number)
+        if under is not None:
+            state = under.state
+            devices = devices or len(state.adverts)
+            shared, survived = shared or len(state.shares), survived or len(state.masked)
+        return RoundFigures(
+            row.number, row.phase, devices, shared, survived, row.cause, row.why, row.opened_at, seconds, row.version
+        )  # fmt: skip
+
+
+def largest_message(terms: Terms) -> int:
+    """Bytes of the largest envelope of a round: shares for everybody else."""
+    return LARGEST_AROUND + min(LARGEST_BODY, 1024 + (terms.largest - 1) * SEALED_SIZE)
+
+
+def largest_masked(terms: Terms) -> int:
+    """Bytes of a masked check-in, whole."""
+    return LARGEST_AROUND + 128 + terms.size
+
+
+def check_size(terms: Terms) -> str | None:
+    """Why masked vectors of this size cannot be sent; None if they can."""
+    if terms.size + 128 <= LARGEST_BODY:
+        return None
+    return f"a masked vector of this task has {terms.size:,} bytes, and an envelope carries {LARGEST_BODY:,}"
+
+
+def _read(kind: str, data: bytes) -> Any:
+    try:
+        return open_message(kind, data)
+    except Refused as refused:
+        raise Problem("malformed", str(refused)) from refused
+
+
+def _opened(kind: type[Any], data: bytes) -> Any:
+    """What the store has: it was read before it was kept."""
+    try:
+        return open_message(kind.kind, data)
+    except Refused as refused:
+        raise CrowdmlError(f"the store has a message of a round that cannot be read: {refused}") from refused
+
+
+def _many(bitmap: bytes, devices: int) -> int:
+    return int(members(bitmap, devices).sum()) if bitmap else 0

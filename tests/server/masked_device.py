@@ -1,0 +1,173 @@
+"""Devices of a masked task that step by hand: `crowdml.secagg.device` over real HTTP, vectors of a test's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from device import MSGPACK, Answer, Device, Running
+
+from crowdml.messages import SERVER, Envelope
+from crowdml.protocols import find, settled
+from crowdml.secagg import device as core
+from crowdml.secagg.device import DeviceRound
+from crowdml.secagg.messages import open_message
+from crowdml.secagg.terms import Terms, terms_of
+from crowdml.task import Task, parse
+from crowdml.wire.envelopes import sign
+from crowdml.wire.rounds import RoundView, open_view
+from crowdml.wire.statements import Statement
+
+TEXT = """
+name = "masked-{name}"
+title = "A masked task whose weights show every total"
+features = {{ dimension = 4, norm = {{ kind = "l2", bound = 1.0 }} }}
+labels = {{ classes = ["a", "b"] }}
+model = {{ kind = "softmax" }}
+protocol = {{ kind = "sgd", batch = 1, step = {{ schedule = "constant", c = 1.0 }}, radius = 1e9 }}
+privacy = {{ mechanism = "skellam", epsilon = {{ gradient = 1.0, labels = 1.0 }}, delta = 1e-6 }}
+stop = {{ steps = {steps} }}
+masking = {{ cohort = {cohort}, minimum = {minimum}, colluders = 0, window = {window}, lease = {lease} }}
+"""
+KIND = {"advertised": "secagg/advert/1", "shared": "secagg/shares/1", "agreed": "secagg/agreement/1",
+        "revealed": "secagg/reveal/1"}  # fmt: skip
+
+
+def make_masked(
+    name: str = "one", *, cohort: int = 5, minimum: int = 4, steps: int = 1_000_000, window: float = 600.0,
+    lease: float = 600.0,
+) -> Task:  # fmt: skip
+    text = TEXT.format(name=name, steps=steps, cohort=cohort, minimum=minimum, window=window, lease=lease)
+    return settled(parse(text))
+
+
+def terms(task: Task) -> Terms:
+    return terms_of(task, find(task).mechanisms(task))
+
+
+@dataclass
+class MaskedDevice:
+    """Takes part in one round after another. `vectors` are what it masks: at first small numbers of its own."""
+
+    inner: Device
+    task: Task
+    number: int
+    state: DeviceRound | None = None
+    after: int = 0
+    sent: bytes = b""
+    """Its last signed envelope."""
+    seqs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The vectors that it masked in each round."""
+
+    def __post_init__(self) -> None:
+        self.terms = terms(self.task)
+        self.path = f"/v1/tasks/{self.task.hash.hex()}/round"
+
+    @property
+    def id(self) -> str:
+        return self.inner.key.id
+
+    def vectors(self, round: int) -> dict[str, Any]:  # noqa: A002
+        rng = np.random.default_rng([self.number, round])
+        return {each.tag: rng.integers(-3, 4, each.length) for each in self.terms.fields}
+
+    def look(self, round: int | None = None) -> RoundView:  # noqa: A002
+        answer = self.ask(round)
+        assert answer.status == 200, answer.body
+        return open_view(answer.body)
+
+    def ask(self, round: int | None = None) -> Answer:  # noqa: A002
+        return self.inner.signed("GET", self.path if round is None else f"{self.path}?round={round}")
+
+    def envelope(self, kind: str, body: bytes, seq: int) -> bytes:
+        to = Envelope(self.task.hash, self.id, frozenset((SERVER,)), seq, kind, body)
+        return sign(to, Statement(("zcdp 1/10",), max(1, self.inner.seq), ("zcdp 1/10",)), self.inner.key)
+
+    def post(self, data: bytes | None = None) -> Answer:
+        """What it has to say in this phase, to the round."""
+        if data is None:
+            assert self.state is not None
+            data = self.envelope(KIND[self.state.phase], self.state.sent, self.state.round)
+        self.sent = data
+        return self.inner.line.ask("POST", self.path, data, {"Content-Type": MSGPACK})
+
+    def advertise(self, round: int | None = None) -> Answer:  # noqa: A002
+        view = self.look(round)
+        assert view.phase == "advertise"
+        self.state = core.advertise(self.terms, view.round, self.inner.key, after=self.after)
+        self.after = view.round
+        return self.post()
+
+    def step(self, vectors: dict[str, Any] | None = None) -> Answer | None:
+        """Look, and answer what is asked; None where nothing is."""
+        assert self.state is not None
+        view = self.look(self.state.round)
+        if not view.body:
+            return None
+        return self.hear(view, vectors)
+
+    def hear(self, view: RoundView, vectors: dict[str, Any] | None = None) -> Answer:
+        state, message = self.state, open_message(view.kind, view.body)
+        assert state is not None
+        match view.kind:
+            case "secagg/cohort/1":
+                self.state = core.share(self.terms, state, message)  # pyright: ignore[reportArgumentType]
+            case "secagg/held/1":
+                assert view.publication is not None
+                held = core.hold(self.terms, state, message)  # pyright: ignore[reportArgumentType]
+                mine = self.seqs[view.round] = self.vectors(view.round) if vectors is None else vectors
+                self.state = core.mask(self.terms, held, mine)
+                return self.check_in()
+            case "secagg/survivors/1":
+                self.state = core.agree(self.terms, state, self.inner.key, message)  # pyright: ignore[reportArgumentType]
+            case "secagg/agreements/1":
+                self.state = core.reveal(self.terms, state, message)  # pyright: ignore[reportArgumentType]
+            case _:
+                raise AssertionError(view.kind)
+        return self.post()
+
+    def check_in(self) -> Answer:
+        """Its masked vector."""
+        assert self.state is not None
+        self.sent = self.envelope("secagg/masked/1", self.state.sent, self.inner.seq + 1)
+        return self.send()
+
+    def send(self) -> Answer:
+        answer = self.inner.send(self.task, self.sent)
+        if answer.status in (200, 202):
+            self.inner.seq = max(self.inner.seq, answer.receipt.seq)
+        return answer
+
+    def forget(self) -> None:
+        self.state = None
+
+
+def crowd(server: Running, task: Task, many: int) -> list[MaskedDevice]:
+    return [MaskedDevice(server.device(), task, number) for number in range(many)]
+
+
+def through(
+    devices: Iterable[MaskedDevice], until: Callable[[], bool], vectors: dict[int, dict[str, Any]] | None = None
+) -> None:
+    """Everybody steps, again and again, until it is so."""
+    everyone = list(devices)
+    for _ in range(400):
+        if until():
+            return
+        for each in everyone:
+            if each.state is None:
+                continue
+            given = None if vectors is None else vectors.get(each.number)
+            answer = each.step(given)
+            assert answer is None or answer.status in (200, 202), answer.body
+    raise AssertionError("the round does not go on")
+
+
+def total_of(devices: Iterable[MaskedDevice], round: int) -> dict[str, Any]:  # noqa: A002
+    chosen = [each.seqs[round] for each in devices]
+    return {tag: sum(each[tag] for each in chosen) for tag in chosen[0]}
+
+
+__all__ = ["MaskedDevice", "crowd", "make_masked", "terms", "through", "total_of"]
