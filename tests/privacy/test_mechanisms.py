@@ -24,7 +24,18 @@ from crowdml.privacy.calibration import rho_for
 from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.privacy.losses import ZCDP, Pure, Unbounded
-from crowdml.privacy.mechanisms import KINDS, CountLaplace, Exposed, GridGaussian, GridLaplace, RandomisedResponse
+from crowdml.privacy.mechanisms import (
+    KINDS,
+    CountLaplace,
+    Exposed,
+    GaussianStable,
+    GridGaussian,
+    GridLaplace,
+    RandomisedResponse,
+    SkellamCount,
+    SkellamStable,
+    SkellamSum,
+)
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.private import Rows
 from crowdml.privacy.seeded import SeededSource, stream
@@ -40,7 +51,13 @@ ERRORS = CountLaplace(L1(Fraction(1)), Fraction(1), ROWS, "a count")
 LABELS = CountLaplace(L1(Fraction(2)), Fraction(1), ROWS, "counts")
 RESPONSE = RandomisedResponse(10, Fraction(5), ROWS, "labels")
 EXPOSED = Exposed(L1(Fraction(0)), ROWS, "the sum as it is")
-TABLE = (LAPLACE, GAUSSIAN, ERRORS, LABELS, RESPONSE, EXPOSED)
+SHARES = (  # tests/privacy/test_skellam.py draws them
+    SkellamSum(40, Fraction(900), 7, STEP, ROWS, 4, "a sum"),
+    SkellamCount(L1(Fraction(2)), Fraction(6), 7, ROWS, 4, "counts"),
+    SkellamStable(Fraction(2), Fraction(10), 4000, Fraction(900), 7, STEP, ROWS, 4, "a vector"),
+)
+STABLE = GaussianStable(Fraction(2), Fraction(10), 4000, Fraction(1, 8), STEP, ROWS, 4, "a vector")  # there too
+TABLE = (LAPLACE, GAUSSIAN, ERRORS, LABELS, RESPONSE, EXPOSED, STABLE, *SHARES)
 NOISY = (LAPLACE, GAUSSIAN, ERRORS, LABELS)
 SOURCES = ("system", "seeded")
 
@@ -68,7 +85,7 @@ def test_every_mechanism_is_tested_here():
 
 def test_every_mechanism_says_its_guarantee():
     for mechanism in TABLE:
-        assert mechanism.observer is Observer.ANYONE
+        assert mechanism.observer is (Observer.AGGREGATE if mechanism in SHARES else Observer.ANYONE)
         assert mechanism.sensitivity.adjacency is Adjacency.REPLACE_SAMPLE
         assert mechanism.promise
         assert mechanism.kind

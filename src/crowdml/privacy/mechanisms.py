@@ -185,6 +185,10 @@ class CountLaplace:
         return total + noise.discrete_laplace(self.scale, like=total)
 
 
+FURTHEST = 2**24
+"""In grid steps: the largest reach of a vector's entries, up to which a float32 holds every integer."""
+
+
 class Aggregated(Mechanism, Interface):
     """A row that leaves under masks: each device adds a share of the noise, and the cohort's sum has all of it.
 
@@ -221,6 +225,38 @@ def l1_of(l2: Fraction, length: int) -> Fraction:
     return min(Fraction(math.isqrt(math.ceil(length * l2 * l2)) + 1), l2 * l2)
 
 
+def root_up(value: Fraction) -> Fraction:
+    """The square root, rounded up by at most 2^-20; exact where it is a multiple of that."""
+    scaled = math.ceil(value * 2**40)
+    root = math.isqrt(scaled)
+    return Fraction(root + (root * root < scaled), 2**20)
+
+
+def _share(row: Aggregated) -> None:
+    """Refuse a share of noise that proves nothing, or that an int32 cannot hold beside the value it is added to.
+
+    A value that wrapped round would no longer be a summand of the sum that the proof speaks of; at 64 standard
+    deviations none does.
+    """
+    if row.honest < 1 or row.variance <= 0 or row.length < 1:
+        raise GuaranteeError(
+            f"A share of noise has a variance above 0, {row.length} entries at least 1, and at least one honest device "
+            f"adds one; this has a variance of {float(row.variance):g} and {row.honest} honest devices."
+        )
+    if row.bound + 64 * (math.isqrt(math.ceil(row.variance)) + 1) >= 2**31:
+        raise GuaranteeError(
+            f"A device adds up to {row.bound} grid steps and noise of {math.sqrt(row.variance):.3g}, which 32 bits do "
+            "not hold. Choose a coarser grid."
+        )
+
+
+def _fits(row: Aggregated | GaussianStable, contributions: Array) -> None:
+    """Refuse a vector of another length than the one that the table prices: the l1 sensitivity depends on it."""
+    cells = math.prod(contributions.shape[1:])
+    if cells != row.length:
+        raise GuaranteeError(f"The table prices {row.length} entries, and this value has {cells}.")
+
+
 @record
 class SkellamSum:
     """Adds this device's share of Skellam noise to a sum of clipped, truncated per-sample contributions.
@@ -240,6 +276,9 @@ class SkellamSum:
     promise: str
     observer: Observer = Observer.AGGREGATE
     kind: str = "skellam"
+
+    def __post_init__(self) -> None:
+        _share(self)
 
     @property
     def sensitivity(self) -> L2:
@@ -270,6 +309,7 @@ class SkellamSum:
         return self._loss(self.covers.size, 1)
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
+        _fits(self, contributions)
         total = self.grid.sum(contributions, norm="l2", clip=self.clip)
         return total + noise.skellam(self.variance, like=total)
 
@@ -298,6 +338,7 @@ class SkellamCount:
                 f"Counts in {self.length} cells move by {min(2, self.length)} when a sample is replaced; the table "
                 f"says {self.sensitivity.bound}."
             )
+        _share(self)
 
     @property
     def bound(self) -> int:
@@ -326,6 +367,7 @@ class SkellamCount:
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         """Contributions [b, cells] of zeros and ones, at most a single one in a row."""
+        _fits(self, contributions)
         xp = namespace(contributions)
         total = self.grid.sum(xp.where(contributions > 0, contributions, 0), norm="l1", clip=1)
         return total + noise.skellam(self.variance, like=total)
@@ -336,9 +378,9 @@ class SkellamStable:
     """Adds this device's share of Skellam noise to ONE vector that all samples of the part made together.
 
     Guarantee: as `SkellamSum`, where replacing one sample moves the vector by at most `stability` in its own unit: a
-    bound that the protocol proves of its computation, not a clip. The vector is no sum of clipped samples, so review
-    R8 does not apply: it is rounded to the grid, and sqrt(length) steps are paid for that. Entries are held within
-    `reach` steps. Proof: docs/proofs/skellam.md.
+    bound that the protocol proves of the floats it computes, not a clip. The vector is no sum of clipped samples, so
+    review R8 does not apply: it is rounded to the grid, and sqrt(length) steps are paid for that. Entries are held
+    within `reach` steps, so 2 sqrt(length) reach bounds it whatever the protocol did. Proof: docs/proofs/skellam.md.
     """
 
     stability: Fraction  # in the vector's own unit, l2
@@ -356,13 +398,24 @@ class SkellamStable:
     whole = True
     """One row for all samples."""
 
+    def __post_init__(self) -> None:
+        _share(self)
+        if not 0 < self.stability <= self.device_stability:
+            raise GuaranteeError(
+                f"One sample moves the vector by {float(self.stability):g} and all of them by "
+                f"{float(self.device_stability):g}: the first is above 0 and no more than the second."
+            )
+        if not 0 < self.reach <= FURTHEST:
+            raise GuaranteeError(f"A reach of {self.reach} grid steps is outside 1 to {FURTHEST}; choose another grid.")
+
     @property
     def sensitivity(self) -> L2:
         return L2(self.steps(self.stability))
 
     def steps(self, stability: Fraction) -> Fraction:
-        """In grid steps, rounding paid."""
-        return stability / self.grid.step + root_up(Fraction(self.length))
+        """In grid steps, rounding paid; entries within the reach move by twice the reach at most, and are rounded."""
+        root = root_up(Fraction(self.length))
+        return min(stability / self.grid.step + root, 2 * self.reach * root)
 
     @property
     def bound(self) -> int:
@@ -390,18 +443,73 @@ class SkellamStable:
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         """Contributions [1, length]: to the nearest step; what is not finite is zero, what is beyond `reach` held."""
-        xp = namespace(contributions)
-        rows = contributions.astype(xp.result_type(contributions.dtype, xp.float32))
-        usable = xp.isfinite(rows)
-        steps = xp.where(usable, rows, 0.0) * (1 / float(self.grid.step))
-        total = xp.rint(xp.clip(steps, -self.reach, self.reach)).astype(xp.int32).sum(0, dtype=xp.int32)
+        total = _rounded(self, contributions)
         return total + noise.skellam(self.variance, like=total)
 
 
-def root_up(value: Fraction) -> Fraction:
-    """The square root, rounded up by at most one part in 2^20."""
-    scale = 2**40
-    return Fraction(math.isqrt(math.ceil(value * scale)) + 1, 2**20)
+def _rounded(row: SkellamStable | GaussianStable, contributions: Array) -> Integers:
+    _fits(row, contributions)
+    xp = namespace(contributions)
+    rows = contributions.astype(xp.result_type(contributions.dtype, xp.float32))
+    usable = xp.isfinite(rows)
+    steps = xp.where(usable, rows, 0.0) * (1 / float(row.grid.step))
+    return xp.rint(xp.clip(steps, -row.reach, row.reach)).astype(xp.int32).sum(0, dtype=xp.int32)
+
+
+@record
+class GaussianStable:
+    """Adds discrete Gaussian noise to ONE vector that all samples of the part made together.
+
+    Guarantee: rho-zCDP against anyone for replacing one sample of the part, per release, where that moves the vector
+    by at most `stability` in its own unit; rounding to the grid is paid, as in `SkellamStable`, whose vector this is
+    with all the noise on it. Proofs: docs/proofs/grid-gaussian.md, docs/proofs/skellam.md.
+    """
+
+    stability: Fraction  # in the vector's own unit, l2
+    device_stability: Fraction  # all samples replaced
+    reach: int  # in grid steps
+    rho: Fraction
+    grid: Grid
+    covers: Rows
+    length: int
+    promise: str
+    observer: Observer = Observer.ANYONE
+    kind: str = "gaussian-stable"
+
+    whole = True
+    """One row for all samples."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stability <= self.device_stability or not 0 < self.reach <= FURTHEST:
+            raise GuaranteeError(
+                f"One sample moves the vector by {float(self.stability):g}, all by {float(self.device_stability):g}, "
+                f"within {self.reach} grid steps: above 0, in this order, and at most {FURTHEST} steps."
+            )
+
+    @property
+    def sensitivity(self) -> L2:
+        return L2(self.steps(self.stability))
+
+    def steps(self, stability: Fraction) -> Fraction:
+        """In grid steps, rounding paid."""
+        return stability / self.grid.step + root_up(Fraction(self.length))
+
+    @cached_property
+    def sigma(self) -> Fraction:
+        return gaussian_sigma(self.sensitivity.bound, self.rho)  # rounded up
+
+    @property
+    def loss(self) -> Loss:
+        return ZCDP(self.rho)
+
+    @property
+    def device_loss(self) -> Loss:
+        return ZCDP(self.rho * (self.steps(self.device_stability) / self.sensitivity.bound) ** 2)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        """Contributions [1, length]: to the nearest step; what is not finite is zero, what is beyond `reach` held."""
+        total = _rounded(self, contributions)
+        return total + noise.discrete_gaussian(self.sigma, like=total)
 
 
 @record
@@ -490,6 +598,7 @@ KINDS: tuple[type, ...] = (
     SkellamSum,
     SkellamCount,
     SkellamStable,
+    GaussianStable,
     RandomisedResponse,
     Exposed,
 )
