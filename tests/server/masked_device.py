@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,17 @@ from device import MSGPACK, Answer, Device, Running
 from crowdml.messages import SERVER, Envelope
 from crowdml.protocols import find, settled
 from crowdml.secagg import device as core
+from crowdml.secagg import server as core_server
 from crowdml.secagg.device import DeviceRound
 from crowdml.secagg.messages import open_message
 from crowdml.secagg.terms import Terms, terms_of
+from crowdml.server.runner import TaskRunner
+from crowdml.storage.server import Store
 from crowdml.task import Task, parse
-from crowdml.wire.envelopes import sign
+from crowdml.wire.envelopes import open_signed, sign
+from crowdml.wire.keys import Key
+from crowdml.wire.problems import Problem
+from crowdml.wire.requests import parse_authorization
 from crowdml.wire.rounds import RoundView, open_view
 from crowdml.wire.statements import Statement
 
@@ -165,9 +173,99 @@ def through(
     raise AssertionError("the round does not go on")
 
 
+@dataclass
+class Clock:
+    """Seconds that a test moves."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def utc(self) -> str:
+        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)).isoformat(timespec="microseconds")
+
+
+@dataclass
+class Room:
+    """A runner without HTTP: devices hand it what they signed. `restart` is what a kill leaves: the store alone."""
+
+    task: Task
+    store: Store = field(default_factory=lambda: Store("sqlite://"))
+    clock: Clock = field(default_factory=Clock)
+    key: Key = field(default_factory=lambda: Key.from_secret(bytes([9]) * 32))
+
+    def __post_init__(self) -> None:
+        self.store.add_task(self.task.canonical, self.task.name, self.clock.utc(), "running")
+        self.store.invite(b"c" * 32, self.clock.utc(), uses=100_000)
+        self.restart()
+
+    def restart(self) -> None:
+        self.runner = TaskRunner(self.store, self.task.canonical, self.key, self.clock.utc, clock=self.clock)
+        assert self.runner.rounds is not None
+        self.rounds = self.runner.rounds
+        self.rounds.open()
+
+    def device(self, number: int) -> MaskedDevice:
+        key = Key.from_secret(hashlib.sha256(b"device %d" % number).digest())
+        self.store.enrol(b"c" * 32, key.public, self.clock.utc())
+        return MaskedDevice(Device(DirectLine(self), key), self.task, number)  # pyright: ignore[reportArgumentType]
+
+    def devices(self, many: int) -> list[MaskedDevice]:
+        return [self.device(number) for number in range(many)]
+
+    def accept(self, data: bytes, *, posted: bool) -> Any:
+        (answer,) = self.runner.accept_rounds([open_signed(data)], [posted])
+        self.sum_up()
+        return answer
+
+    def sum_up(self) -> None:
+        """What the hub does beside its writing thread."""
+        for state in self.runner.take_unsummed():
+            self.runner.finish(state, core_server.close(self.rounds.terms, state))
+        self.runner.advance()
+
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        if self.rounds.is_due():
+            self.runner.advance()
+            self.sum_up()
+
+    def run(self, devices: Iterable[MaskedDevice], vectors: dict[int, dict[str, Any]] | None = None) -> None:
+        """One round, from its adverts to its end."""
+        chosen = list(devices)
+        number = self.rounds.newest
+        for each in chosen:
+            assert each.advertise(number).status == 202
+        through(chosen, lambda: number in self.rounds.ended, vectors)
+        for each in chosen:
+            each.forget()
+
+
+@dataclass
+class DirectLine:
+    """Stands where a device has its connection."""
+
+    room: Room
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
+        path, _, query = path.partition("?")
+        try:
+            if method == "GET":
+                device = parse_authorization((headers or {})["Authorization"]).device
+                found: Any = 200, self.room.rounds.view(device, int(query[6:]) if query else None).encode()
+            else:
+                found = self.room.accept(body or b"", posted=path.endswith("/round"))
+        except Problem as problem:
+            found = problem
+        if isinstance(found, Problem):
+            return Answer(found.status, {"content-type": "application/problem+json"}, found.encode())
+        return Answer(found[0], {"content-type": MSGPACK}, found[1])
+
+
 def total_of(devices: Iterable[MaskedDevice], round: int) -> dict[str, Any]:  # noqa: A002
     chosen = [each.seqs[round] for each in devices]
     return {tag: sum(each[tag] for each in chosen) for tag in chosen[0]}
 
 
-__all__ = ["MaskedDevice", "crowd", "make_masked", "terms", "through", "total_of"]
+__all__ = ["Clock", "MaskedDevice", "Room", "crowd", "make_masked", "terms", "through", "total_of"]

@@ -293,11 +293,15 @@ class Journal(Database):
         """
         for row in self._pages(task, after_index, _AT, body.c.signed):
             if row.signed is None:
-                raise StoreError(
-                    f"entry {row.at} of task {_short(task)} was reduced: its body is gone. {NOTHING_WRITTEN} "
-                    "Replay from a snapshot at or after it."
-                )
+                raise self._reduced(task, row.at)
             yield row.at, row.signed
+
+    @staticmethod
+    def _reduced(task: bytes, index: int) -> StoreError:
+        return StoreError(
+            f"entry {index} of task {_short(task)} was reduced: its body is gone. {NOTHING_WRITTEN} "
+            "Replay from a snapshot at or after it."
+        )
 
     def totals(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
         """Like `tail`, of the server's own entries alone: what it heard of the cohorts of a masked task."""
@@ -313,7 +317,7 @@ class Journal(Database):
                 page = connection.execute(query.where(journal.c.task == task_number(connection, task))).all()
             for row in page:
                 if row.signed is None:
-                    raise self._broken(task, row.at, "was reduced: the server's total is gone")
+                    raise self._reduced(task, row.at)
                 yield row.at, row.signed
             if len(page) < PAGE:
                 return
