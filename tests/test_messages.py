@@ -12,12 +12,24 @@ from hypothesis import strategies as st
 
 from crowdml.arrays import Array, Integers, Samples
 from crowdml.errors import LeakError
-from crowdml.messages import KINDS, SERVER, Public, decode, encode, message, seal
+from crowdml.messages import (
+    KINDS,
+    SERVER,
+    Public,
+    check_pair,
+    decode,
+    encode,
+    inspect,
+    masked_steps,
+    message,
+    seal,
+    total,
+)
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import COUNTS
-from crowdml.privacy.mechanisms import GridLaplace
+from crowdml.privacy.mechanisms import GridLaplace, SkellamSum
 from crowdml.privacy.noise import Silence, SystemSource
-from crowdml.privacy.private import RECEIVED, Private, Release, Rows, Stamp
+from crowdml.privacy.private import RECEIVED, Masked, Private, Release, Rows, Stamp
 from crowdml.protocols import sgd
 
 TABLE = {"note": GridLaplace(100, Fraction(1), COUNTS, Rows(0, 3), "a sum")}
@@ -218,3 +230,93 @@ def test_a_bare_value_in_a_released_field_is_refused():
     nothing = sgd.Gradient(None, None, None, np.int32(0))  # type: ignore[arg-type]
     with pytest.raises(LeakError, match="did not come through the door"):
         seal(bytes(32), "device", frozenset((SERVER,)), 1, nothing, Door({}, Silence()))
+
+
+# Under masks
+
+SHARED = {**TABLE, "share": SkellamSum(100, Fraction(4), 3, COUNTS, Rows(0, 3), 2, "a sum over a cohort")}
+
+
+@message("test/share/1")
+class Share:
+    share: Masked[Integers]
+    maybe: Masked[Integers] | None
+
+
+@message("test/total/1")
+class ShareTotal:
+    share: Release[Integers]
+    maybe: Release[Integers] | None
+    devices: Public[Integers]
+    version: Public[Integers]
+
+
+def a_shared_door():
+    return Door(SHARED, Silence())
+
+
+def test_what_leaves_under_masks_passes_the_seal_s_checks_and_has_no_bytes():
+    door = a_shared_door()
+    body = Share(door.masked("share", batch()), None)
+    inspect(body, door)
+    with pytest.raises(LeakError, match="no bytes of its own: the channel puts masks on it"):
+        encode(body)
+    with pytest.raises(LeakError, match="no bytes of its own"):
+        sealed(body, door)
+    assert {name: each.tolist() for name, each in masked_steps(body).items()} == {"share": [6, 9]}
+
+
+def test_a_masked_field_takes_what_came_through_this_step_s_door_and_nothing_else():
+    door, other = a_shared_door(), a_shared_door()
+    with pytest.raises(LeakError, match=r"holds a Masked that did not come through this device's door"):
+        inspect(Share(other.masked("share", batch()), None), door)
+    for wrong in (np.zeros(2, np.int32), None, door.release("note", batch())):
+        with pytest.raises(LeakError, match=r"field 'share' is a Masked, and holds a .*`ctx.masked"):
+            inspect(Share(wrong, None), door)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: [m], lambda m: {"in": (m,)}])
+def test_a_masked_value_fits_no_other_field(wrap):
+    door = a_shared_door()
+    note = door.release("note", batch())
+    with pytest.raises(LeakError, match="holds a Masked value and is not declared so"):
+        inspect(Note(note, None, wrap(door.masked("share", batch()))), door)
+    door = a_shared_door()
+    with pytest.raises(LeakError, match="holds a Masked value and is not declared so"):
+        inspect(Note(door.masked("share", batch()), None, 1), door)
+
+
+def test_nobody_hears_what_one_device_said_under_masks():
+    with pytest.raises(LeakError, match="nobody hears one device's, only a cohort's total"):
+        decode("test/share/1", encode(Note(Release(np.zeros(2, np.int32), RECEIVED), None, 1)))
+
+
+def test_a_total_is_heard_as_releases_and_says_how_many_survived():
+    heard = total("test/total/1", {"share": np.array([6, 9])}, devices=4, version=2)
+    assert (heard.share.value.tolist(), heard.maybe, heard.devices, heard.version) == ([6, 9], None, 4, 2)
+    assert heard.share._stamp is RECEIVED
+    assert decode("test/total/1", encode(heard)).share.value.tolist() == [6, 9]
+
+
+@message("test/aside/1")
+class Aside:
+    share: Masked[Integers]
+    aside: Public[Integers]
+
+
+@message("test/fewer/1")
+class Fewer:
+    share: Release[Integers]
+    devices: Public[Integers]
+    version: Public[Integers]
+
+
+@pytest.mark.parametrize(("says", "hears"), [(Aside, ShareTotal), (Share, Fewer), (Note, ShareTotal), (Share, Share)])
+def test_two_messages_that_are_no_pair_are_refused(says, hears):
+    with pytest.raises(LeakError, match=r"leaves under masks and .* is its total"):
+        check_pair(says, hears)
+
+
+def test_a_pair_is_one_field_by_field():
+    check_pair(Share, ShareTotal)
+    check_pair(sgd.MaskedGradient, sgd.GradientTotal)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from bench import task_text
+from bench import masked_text, task_text
 
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.privacy.grid import COUNTS
@@ -15,14 +15,17 @@ from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import L1
 from crowdml.protocol import (
     Context,
+    Quote,
     Role,
     Sensed,
     Step,
     Woken,
     advance,
     affordable,
+    alone,
     check_budget,
     dearest,
+    device_alone,
     positions,
     quote,
 )
@@ -122,7 +125,7 @@ def test_a_budget_affords_check_ins_by_samples_and_uses():
 
 
 def test_a_protocol_that_nobody_knows_is_refused():
-    with pytest.raises(TaskError, match=r"protocol.kind = 'sgdd': choose one of sgd"):
+    with pytest.raises(TaskError, match=r"protocol.kind = 'sgdd': choose one of .*sgd"):
         find(parse(task_text().replace('kind = "sgd"', 'kind = "sgdd"')))
     assert set(PROTOCOLS) >= {"sgd"}
 
@@ -155,3 +158,96 @@ def test_a_device_level_unit_is_refused_where_nobody_gives_it():
     task = parse(task_text())
     with pytest.raises(TaskError, match=r'privacy\.unit = "device".*"sample"'):
         find(task.with_(privacy=dataclasses.replace(task.privacy, unit="device")))
+
+
+# Under masks (review, R11)
+
+
+def masked_task(budget="", **more):
+    text = masked_text(epsilon="{ gradient = 1.0 }", **more)
+    return parse(text + f"\n[privacy.budget]\n{budget}" if budget else text)
+
+
+def test_a_masked_quote_has_both_prices():
+    task = masked_task()
+    price = quote(find(task), task)
+    (gradient,) = price.rows
+    assert gradient.alone == alone(gradient.mechanism) == gradient.mechanism.alone
+    assert gradient.device_alone == device_alone(gradient.mechanism) == gradient.mechanism.device_alone
+    assert price.sample_epsilon() == pytest.approx(1.0, abs=1e-6)
+    assert 1 < price.sample_epsilon() * 2 < price.sample_epsilon_alone() < price.device_epsilon_alone()
+    assert price.device_epsilon() < price.device_epsilon_alone()
+
+
+def test_without_masks_collusion_costs_nothing_more():
+    task = parse(task_text())
+    price = quote(find(task), task)
+    assert price.sample_epsilon_alone(3) == price.sample_epsilon(3)
+    assert price.device_epsilon_alone(3) == price.device_epsilon(3)
+    assert all((row.loss, row.device_loss) == (row.alone, row.device_alone) for row in price.rows)
+
+
+@pytest.mark.parametrize("build", [masked_task, lambda **more: parse(task_text(epsilon="{ gradient = 1.0 }"))])
+def test_all_uses_of_a_sample_together_cost_what_the_task_says(build):
+    once = build()
+    often = once.with_(privacy=dataclasses.replace(once.privacy, uses=5))
+    price = quote(find(often), often)
+    assert price.sample_epsilon(5) == pytest.approx(1.0, abs=1e-6)
+    assert price.sample_epsilon(5) <= 1.0
+    assert price.sample_epsilon(1) < 0.6
+    assert check_budget(find(often), often).sample_epsilon(5) == price.sample_epsilon(5)
+
+
+def test_a_budget_is_held_against_all_uses():
+    fits = masked_task("epsilon = 1.0\nsamples = 20")
+    fits = fits.with_(privacy=dataclasses.replace(fits.privacy, uses=5))
+    assert affordable(find(fits), fits) == 5 * 4
+    assert affordable(find(fits), fits, uses=7) == 5 * 4  # the budget pays for five
+    assert affordable(find(fits), fits, uses=2) == 2 * 4
+    with pytest.raises(TaskError, match=r"for 6 check-ins.*privacy.budget.epsilon = 1"):
+        check_budget(find(fits), fits, 6)
+    tight = dataclasses.replace(fits.privacy.budget, epsilon=Fraction(1, 2))
+    tight = fits.with_(privacy=dataclasses.replace(fits.privacy, budget=tight))
+    with pytest.raises(TaskError, match=r"for 5 check-ins.*privacy.budget.epsilon = 0.5"):
+        find(tight)
+
+
+def test_a_hundred_thousand_uses_are_counted_without_pricing_each(monkeypatch):
+    task = masked_task("epsilon = 1.0\nsamples = 20")
+    task = task.with_(privacy=dataclasses.replace(task.privacy, uses=100_000))
+    asked = []
+    original = Quote.sample_epsilon
+    monkeypatch.setattr(Quote, "sample_epsilon", lambda self, uses=1: asked.append(uses) or original(self, uses))
+    protocol = find(task)
+    asked.clear()
+    assert affordable(protocol, task) == 400_000
+    assert len(asked) < 20
+
+
+def test_the_floor_refuses_a_task_that_leaves_too_little_if_everyone_else_colludes():
+    loose = quote(find(masked_task()), masked_task()).sample_epsilon_alone()
+    find(masked_task(more=f"floor = {loose + 0.01:.2f}"))
+    with pytest.raises(TaskError, match=r"if everyone else colludes a sample pays ε=.*masking.floor = 1.5"):
+        find(masked_task(more="floor = 1.5"))
+
+
+def test_the_floor_counts_all_uses():
+    task = masked_task()
+    often = task.with_(privacy=dataclasses.replace(task.privacy, uses=3))
+    left = quote(find(often), often).sample_epsilon_alone(3)
+    assert left > quote(find(often), often).sample_epsilon_alone(1)
+    floored = dataclasses.replace(often.masking, floor=Fraction(f"{left - 0.01:.2f}"))
+    with pytest.raises(TaskError, match=r"masking\.floor"):
+        find(often.with_(masking=floored))
+
+
+def test_a_protocol_that_needs_single_check_ins_is_refused_under_masks(monkeypatch):
+    single = dataclasses.replace(sgd.protocol, masked=None)
+    monkeypatch.setitem(PROTOCOLS, "sgd", single)
+    with pytest.raises(TaskError, match=r"\[masking\] with protocol.kind = 'sgd': its server needs single check-ins"):
+        find(masked_task())
+
+
+def test_a_step_without_a_door_lets_nothing_out_under_masks_either():
+    with pytest.raises(ProtocolError, match="nothing can leave as 'sum', masked or not"):
+        Context(me="server").masked("sum", Private(np.ones((2, 2)), Rows(0, 2)))

@@ -59,6 +59,10 @@ HEAVY = {"jax", "scipy", "sklearn", "matplotlib", "dp_accounting", "mpmath", "op
 
 MAY_OPEN_PRIVATE = {"privacy/private.py", "privacy/door.py", "sim/pytrees.py"}
 MAY_MAKE_RELEASES = {"privacy/private.py", "privacy/door.py", "messages.py", "sim/pytrees.py"}
+MAY_OPEN_MASKED = {"privacy/private.py", "messages.py", "sim/pytrees.py"}
+MAY_MAKE_MASKED = {"privacy/private.py", "privacy/door.py", "sim/pytrees.py"}
+THE_CHANNEL = {"device/runner.py", "sim/cohorts.py", "sim/stragglers.py", "sim/estimator.py"}
+"""Who takes the integers out of what leaves under masks: to put masks on them; the simulator leaves those out."""
 
 BY_CHANCE = {"datasets", "sim", "experiments", "bench", "demo", "cli"}
 """Where something may be drawn from a seed; a seed that its caller names."""
@@ -197,6 +201,38 @@ def test_only_the_door_the_codec_and_the_pytrees_make_releases(source: str):
     for node in ast.walk(tree(source)):
         made = isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] == "Release"
         assert not made, f"src/crowdml/{source}:{getattr(node, 'lineno', 0)} makes a Release: only the door may."
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_only_the_channel_looks_into_a_masked_value(source: str):
+    for node in ast.walk(tree(source)):
+        where = f"src/crowdml/{source}:{getattr(node, 'lineno', 0)}"
+        named = isinstance(node, ast.Attribute) and node.attr == "_summand"
+        spelt = isinstance(node, ast.Constant) and node.value == "_summand"
+        assert source in MAY_OPEN_MASKED or not (named or spelt), (
+            f"{where} names _summand: it leaves under masks alone."
+        )
+        asked = isinstance(node, ast.Name) and node.id == "masked_steps"
+        assert source in THE_CHANNEL or not asked, f"{where} opens what leaves under masks: only the channel may."
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_only_the_door_and_the_pytrees_make_masked_values(source: str):
+    knows = any(module == "crowdml.privacy.private.Masked" for module, _, _ in imports(source))
+    for node in ast.walk(tree(source)):
+        made = isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] == "Masked"
+        assert source in MAY_MAKE_MASKED or not (knows and made), (
+            f"src/crowdml/{source}:{getattr(node, 'lineno', 0)} makes a Masked value: only the door may."
+        )
+
+
+def test_those_who_may_look_into_a_masked_value_still_do():
+    for source in MAY_OPEN_MASKED:
+        assert any(isinstance(node, ast.Attribute) and node.attr == "_summand" for node in ast.walk(tree(source))), (
+            source
+        )
+    for source in THE_CHANNEL - {"sim/stragglers.py"}:
+        assert any(isinstance(node, ast.Name) and node.id == "masked_steps" for node in ast.walk(tree(source))), source
 
 
 @pytest.mark.parametrize("source", SOURCES)

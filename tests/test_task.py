@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from bench import task_text
+from bench import masked_text, task_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -106,13 +106,13 @@ def test_every_shipped_task_is_one_that_runs(path):
         ('["still", "on foot", "in vehicle"]', '["a", "b", "a"]', ["labels.classes = ['a', 'b', 'a']", "different"]),
         ('["still", "on foot", "in vehicle"]', '"still"', ["labels.classes = 'still'", "expected a list of texts"]),
         ('["still", "on foot", "in vehicle"]', "[1, 2]", ["labels.classes = 1", "expected a text"]),
-        ('kind = "softmax"', 'kind = "sofmtax"', ["sofmtax", "linear, logistic, softmax, svm"]),
+        ('kind = "softmax"', 'kind = "sofmtax"', ["sofmtax", "linear, logistic", "softmax, svm"]),
         ('kind = "softmax"', "", ["model.kind is missing", 'kind = "softmax"']),
         ('kind = "softmax"', 'kind = "svm"', ["svm", "exactly 2 classes, not 3"]),
         ("l2 = 0.01", "l2 = -0.5", ["model.l2 = -0.5", "0 or more"]),
         ("l2 = 0.01", "l2 = true", ["model.l2 = True", "a number"]),
         ("l2 = 0.01", "layers = 3", ["layers", "It has none"]),
-        ('kind = "sgd"', 'kind = "admn"', ["protocol.kind = 'admn'", "choose one of sgd"]),
+        ('kind = "sgd"', 'kind = "admn"', ["protocol.kind = 'admn'", "choose one of", "sgd"]),
         ("batch = 20", "batch = 0", ["protocol.batch = 0", "between 1 and 100000"]),
         ("batch = 20", "", ["protocol.batch is missing"]),
         ("batch = 20", "batches = 20", ["protocol.batches = 20", "no such key", "batch, step, buffer"]),
@@ -389,3 +389,62 @@ def test_a_title_and_a_class_are_one_line_and_the_longer_texts_may_have_several(
 def test_published_bytes_with_a_lone_surrogate_are_refused_in_a_sentence():
     with pytest.raises(TaskError, match="U\\+D800"):
         from_canonical(parse(WHOLE).canonical.replace(b"A study.", b"A \\ud800study."))
+
+
+# [masking]
+
+
+def test_keys_that_came_later_leave_old_hashes_as_they_were():
+    task = parse(WHOLE)
+    assert b"masking" not in task.canonical
+    assert b"uses" not in task.canonical
+    assert parse(WHOLE.replace("[stop]", "uses = 1\n[stop]")).hash == task.hash
+    assert parse(WHOLE.replace("[stop]", "uses = 2\n[stop]")).hash != task.hash
+    assert find(from_canonical(task.canonical)) is not None
+
+
+def test_a_masked_task_is_published_with_all_of_its_terms_and_comes_back():
+    task = parse(masked_text(more="floor = 30.0"))
+    masking = task.masking
+    assert (masking.cohort, masking.minimum, masking.colluders, masking.honest) == (6, 5, 1, 4)
+    assert (masking.window, masking.lease, masking.floor) == (60, 30, 30)
+    again = from_canonical(task.canonical)
+    assert again == task
+    assert again.masking == masking
+    changed = [dataclasses.replace(masking, **one) for one in ({"minimum": 6}, {"colluders": 0}, {"floor": None})]
+    assert len({task.with_(masking=each).hash for each in changed} | {task.hash}) == 4
+
+
+@pytest.mark.parametrize(
+    ("masking", "words"),
+    [
+        ({"cohort": 2}, ["masking.cohort = 2", "between 3 and 65536"]),
+        ({"cohort": 70_000}, ["masking.cohort = 70000"]),
+        ({"minimum": 7}, ["masking.minimum = 7", "between 3 and 6"]),
+        ({"cohort": 10, "minimum": 6, "colluders": 0}, ["masking.minimum = 6", "at least 7 must survive"]),
+        ({"colluders": 4}, ["masking.colluders = 4", "between 0 and 3"]),
+        ({"colluders": -1}, ["masking.colluders = -1"]),
+        ({"more": "window = 0.0"}, ["masking.window = 0"]),
+        ({"more": "lease = -1"}, ["masking.lease = -1"]),
+        ({"more": "floor = 0.0"}, ["masking.floor = 0", "above 0"]),
+        ({"more": "floor = 0.5"}, ["masking.floor = 0.5", "if everyone else colludes"]),
+        ({"more": "quorum = 3"}, ["masking.quorum = 3", "no such key"]),
+        ({"mechanism": "discrete-gaussian"}, ['"skellam" does', "leave [masking] out"]),
+        ({"mechanism": "discrete-laplace", "norm": "l1"}, ["shares of noise must add up"]),
+    ],
+)
+def test_what_is_wrong_with_masking_is_said_by_key_and_value(masking, words):
+    refused(masked_text(**masking), *words)
+
+
+def test_a_masked_task_is_not_as_published():
+    refused("as_published = true\n" + masked_text(), "as_published = true with [masking]")
+
+
+@pytest.mark.parametrize(("uses", "words"), [("0", "between 1 and 100000"), ("1.5", "a whole number")])
+def test_how_often_a_sample_serves_is_a_whole_number(uses, words):
+    refused(WHOLE.replace("[stop]", f"uses = {uses}\n[stop]"), "privacy.uses", words)
+
+
+def test_skellam_noise_needs_a_delta():
+    refused(masked_text(epsilon="{ gradient = 1.0 }\ndelta = 0.0"), "privacy.delta = 0: Skellam")

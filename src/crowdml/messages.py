@@ -90,7 +90,10 @@ def inspect(message: Any, door: Door) -> None:
         raise LeakError(f"A {type(message).__name__} is no message. Declare what travels with @message(kind).")
     for field in dataclasses.fields(message):
         value, where = getattr(message, field.name), f"{message.kind} field {field.name!r}"
-        _refuse_leaks(value, where, door)
+        if isinstance(value, Masked) and field.name in _held(message.kind, Masked):
+            _refuse_stranger(value, where, door)
+        else:
+            _refuse_leaks(value, where, door)
         for kind, call in ((Release, "release"), (Masked, "masked")):
             optional = _held(message.kind, kind).get(field.name)
             if optional is None or isinstance(value, kind) or (value is None and optional):
@@ -108,13 +111,12 @@ def _refuse_leaks(value: Any, where: str, door: Door) -> None:
         raise LeakError(
             f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it."
         )
-    if isinstance(value, (Release, Masked)) and value._stamp is not door.stamp:
+    if isinstance(value, Masked):
         raise LeakError(
-            f"{where} holds a {type(value).__name__} that did not come through this device's door in this step "
-            f"(its stamp says: {value._stamp.where}). Each step draws and charges its own releases; "
-            "to send the same value again, resend the same bytes."
+            f"{where} holds a Masked value and is not declared so. Declare it Masked[...]."
         )
     if isinstance(value, Release):
+        _refuse_stranger(value, where, door)
         _refuse_leaks(value.value, where, door)
     elif isinstance(value, Mapping):
         for pair in value.items():
@@ -127,6 +129,15 @@ def _refuse_leaks(value: Any, where: str, door: Door) -> None:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             _refuse_leaks(getattr(value, field.name), where, door)
+
+
+def _refuse_stranger(value: Release[Any] | Masked[Any], where: str, door: Door) -> None:
+    if value._stamp is not door.stamp:
+        raise LeakError(
+            f"{where} holds a {type(value).__name__} that did not come through this device's door in this step "
+            f"(its stamp says: {value._stamp.where}). Each step draws and charges its own releases; "
+            "to send the same value again, resend the same bytes."
+        )
 
 
 def seal(task: bytes, sender: Address, to: frozenset[Address], seq: int, message: Any, door: Door) -> Envelope:
@@ -152,6 +163,8 @@ def decode(kind: str, body: bytes) -> Any:
 
 def received(kind: str, fields: dict[str, Any]) -> Any:
     """The message of fields that were read from the wire. What was released stays a Release, stamped as received."""
+    if _held(kind, Masked):
+        raise LeakError(f"{kind} leaves under masks alone: nobody hears one device's, only a cohort's total.")
     for name in _held(kind, Release):
         if fields[name] is not None:
             fields[name] = Release(fields[name], RECEIVED)
@@ -166,7 +179,20 @@ def total(kind: str, sums: Mapping[str, Any], **public: Any) -> Any:
 def masked_steps(message: Any) -> dict[str, Any]:
     """What a message says under masks: the integers of each field that is there, flat, for the channel alone."""
     found = {name: getattr(message, name) for name in _held(message.kind, Masked)}
-    return {name: value._steps.reshape(-1) for name, value in found.items() if value is not None}
+    return {name: value._summand.reshape(-1) for name, value in found.items() if value is not None}
+
+
+def check_pair(says: type, hears: type) -> None:
+    """Refuse two messages of a masked protocol that do not belong together: a field that is not summed is not heard."""
+    says_kind, hears_kind = says.kind, hears.kind  # pyright: ignore[reportAttributeAccessIssue]  @message gives it one
+    said = _held(says_kind, Masked)
+    plain = {field.name for field in dataclasses.fields(says)} - set(said)
+    heard = {field.name for field in dataclasses.fields(hears)} - set(_held(hears_kind, Release))
+    if not said or plain or _held(hears_kind, Release) != said or heard != {"devices", "version"}:
+        raise LeakError(
+            f"{says.__name__} leaves under masks and {hears.__name__} is its total: every field of the first is "
+            "Masked[...], and the second has the same ones as Release[...], and `devices` and `version` besides."
+        )
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from crowdml.arrays import Array, Integers, Samples
 from crowdml.errors import ProtocolError, TaskError
-from crowdml.messages import Address
+from crowdml.messages import Address, check_pair
 from crowdml.privacy.losses import Loss, Total
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.private import Masked, Private, Release
@@ -128,7 +128,8 @@ def total_fields(table: Mapping[str, Any], task: Task) -> dict[str, Field]:
     An honest sum leaves the public bound by more than six standard deviations of a cohort's noise once in 10^9 entries.
     """
     masking = task.masking
-    assert masking is not None
+    if masking is None or task.privacy.mechanism == "none":
+        raise TaskError("a sum without noise or masks: the simulator runs such a task, a server does not.")
     fields = {"devices": Field("<i4", (), masking.minimum, masking.cohort)}
     for name, row in table.items():
         reach = masking.cohort * row.bound + SIGMAS * (isqrt(ceil(masking.cohort * row.variance)) + 1)
@@ -191,6 +192,10 @@ class Protocol:
     masked: tuple[type, type] | None = None
     """What one device says under masks (every field `Masked`), and what the server hears of a cohort: the same fields
     added up, `devices` (the survivors) and `version` (of the publication that the cohort used)."""
+
+    def __post_init__(self) -> None:
+        if self.masked is not None:
+            check_pair(*self.masked)
 
 
 def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:
@@ -317,9 +322,11 @@ def affordable(protocol: Protocol, task: Task, *, uses: int | None = None) -> in
     if budget is None:
         return None
     priced = quote(protocol, task)
-    paid = 0
-    while paid < uses and priced.sample_epsilon(paid + 1) <= budget.epsilon * (1 + Fraction(1, 10**9)):
-        paid += 1
+    limit = budget.epsilon * (1 + Fraction(1, 10**9))
+    paid, beyond = 0, uses + 1
+    while beyond - paid > 1:
+        middle = (paid + beyond) // 2
+        paid, beyond = (middle, beyond) if priced.sample_epsilon(middle) <= limit else (paid, middle)
     return paid * (budget.samples // protocol.batch(task))
 
 

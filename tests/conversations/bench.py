@@ -59,6 +59,21 @@ def task_text(**changes: Any) -> str:
     return TASK.format(**{**DEFAULTS, **changes})
 
 
+MASKING = """
+[masking]
+cohort = {cohort}
+minimum = {minimum}
+colluders = {colluders}
+{more}
+"""
+
+
+def masked_text(*, cohort: int = 6, minimum: int = 5, colluders: int = 1, more: str = "", **changes: Any) -> str:
+    """The same under masks."""
+    masking = MASKING.format(cohort=cohort, minimum=minimum, colluders=colluders, more=more)
+    return task_text(**{"mechanism": "skellam", **changes}) + masking
+
+
 def samples(seed: int, count: int = 5, dimension: int = 4, classes: int = 3, norm: int = 2) -> Samples:
     """Random samples on the sphere of this norm."""
     rng = np.random.default_rng(seed)

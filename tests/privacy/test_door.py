@@ -10,9 +10,9 @@ from crowdml.messages import encode
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.losses import Pure
-from crowdml.privacy.mechanisms import CountLaplace, GridLaplace
+from crowdml.privacy.mechanisms import CountLaplace, GridLaplace, SkellamStable, SkellamSum
 from crowdml.privacy.noise import Silence
-from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1, Adjacency, Observer
 from crowdml.protocols.sgd import Gradient
 from crowdml.storage import Budget, Charge, Ledger
@@ -156,3 +156,57 @@ def test_passages_are_charged_to_the_serials_of_their_parts():
         assert {c.observer for c in ledger.charges()} == {Observer.ANYONE}
         assert {type(c.loss) for c in ledger.charges()} == {Pure}
         assert len(ledger.resend(TASK)) == 3
+
+
+# Under masks
+
+SHARED = {
+    **TABLE,
+    "share": SkellamSum(8, Fraction(5), 3, Grid(Fraction(1, 4)), Rows(0, 6), 3, "a sum over a cohort"),
+    "vector": SkellamStable(
+        Fraction(1), Fraction(2), 100, Fraction(5), 3, Grid(Fraction(1, 4)), Rows(0, 6), 3, "one vector"
+    ),
+}
+
+
+def test_what_leaves_under_masks_is_masked_and_noted_as_any_release_is():
+    here = Door(SHARED, Silence())
+    said = here.masked("share", batch())
+    assert type(said) is Masked
+    assert not isinstance(said, Release)
+    assert said._stamp is here.stamp
+    assert [(p.row, p.part) for p in here.passages] == [("share", Rows(0, 6))]
+
+
+def test_a_share_of_noise_is_no_release():
+    here = Door(SHARED, Silence())
+    with pytest.raises(LeakError, match=r"'share' has only this device's share of the noise.*`ctx.masked"):
+        here.release("share", batch())
+    assert here.passages == []
+
+
+def test_what_has_all_its_noise_does_not_leave_under_masks():
+    here = Door(SHARED, Silence())
+    with pytest.raises(LeakError, match=r"'sum' is for anyone to see, and has all its noise itself.*`ctx.release"):
+        here.masked("sum", batch().split(2)[1])
+    assert here.passages == []
+
+
+def test_the_door_holds_masked_values_to_the_table_too():
+    here = Door(SHARED, Silence())
+    with pytest.raises(LeakError, match="Nothing may leave as 'mean'"):
+        here.masked("mean", batch())
+    with pytest.raises(LeakError, match="takes a Private value for 'share'"):
+        here.masked("share", np.zeros((6, 3)))
+    with pytest.raises(LeakError, match=r"one row for each of the 6 samples.*has 1 rows"):
+        here.masked("share", batch().map(lambda rows: rows[:1]))
+    here.masked("share", batch())
+    with pytest.raises(LeakError, match="'share' was let out already"):
+        here.masked("share", batch())
+
+
+def test_a_vector_of_all_samples_has_one_row():
+    here = Door(SHARED, Silence())
+    with pytest.raises(LeakError, match="takes one row for all of the 6 samples"):
+        here.masked("vector", batch())
+    assert type(here.masked("vector", batch().map(lambda rows: rows.mean(0, keepdims=True)))) is Masked

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crowdml.arrays import Samples
 from crowdml.errors import LeakError
-from crowdml.privacy.private import RECEIVED, Private, Release, Rows, Stamp
+from crowdml.privacy.private import RECEIVED, Masked, Private, Release, Rows, Stamp
 
 SECRET = 0.123456789
 
@@ -104,3 +104,47 @@ def test_a_release_that_was_pickled_has_lost_its_stamp():
     again = pickle.loads(pickle.dumps(Release(np.arange(3), stamp)))
     assert again._stamp is not stamp
     assert again._stamp is not RECEIVED
+
+
+# What leaves under masks
+
+
+def masked():
+    return Masked(np.full(3, 123_456_789, np.int32), RECEIVED)
+
+
+@pytest.mark.parametrize("show", [repr, str, "{}".format, "{!r}".format, "{!s}".format])
+def test_no_text_of_a_masked_value_shows_it(show):
+    assert show(masked()) == "Masked(hidden)"
+
+
+@pytest.mark.parametrize("pack", [pickle.dumps, copy.copy, copy.deepcopy, lambda value: pickle.dumps({"in": [value]})])
+def test_a_masked_value_is_neither_pickled_nor_copied(pack):
+    with pytest.raises(LeakError, match=r"never pickled or copied out: it leaves under masks alone"):
+        pack(masked())
+
+
+@pytest.mark.parametrize("cast", [np.asarray, np.array, np.sum, lambda value: np.add(value, 1)])
+def test_a_masked_value_is_no_array(cast):
+    with pytest.raises(LeakError, match=r"nobody reads one device's share"):
+        cast(masked())
+
+
+@pytest.mark.parametrize(
+    "use", [float, int, len, list, lambda m: m + 1, lambda m: m[0], lambda m: m < 1, lambda m: m.value]
+)
+def test_a_masked_value_answers_nothing(use):
+    with pytest.raises((TypeError, AttributeError, LeakError)) as refusal:
+        use(masked())
+    assert "123456789" not in str(refusal.value)
+
+
+def test_a_masked_value_decides_no_branch():
+    with pytest.raises(LeakError, match=r"decides no branch"):
+        _ = 1 if masked() else 2
+
+
+def test_a_masked_value_is_made_by_the_door_alone():
+    for stamp in (None, "this step"):
+        with pytest.raises(LeakError, match=r"made by the door alone: call `ctx.masked\(row, private\)`"):
+            Masked(np.zeros(3), stamp)

@@ -1,7 +1,7 @@
 """`Private`, `Release` and `Masked`: what must not leave, what may, and what may under masks alone.
 
-Python cannot forbid `private._value`. Types, the seal and one test over the source (tests/test_source.py) make it
-visible: only this module, the door and the simulator's pytrees name it.
+Python cannot forbid `private._value`, nor `masked._summand`. Types, the seal and tests over the source
+(tests/test_source.py) make it visible: only this module, the door or the seal, and the simulator's pytrees name them.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ class Release(Generic[T]):
 class Masked(Generic[T]):
     """A device's contribution to a sum, with its share of the noise: it leaves under masks, and only so.
 
-    One share of noise protects little. So it has no codec: the channel takes the integers out (`device/rounds.py`, and
-    the simulator, where masks cancel) and puts masks on them; nothing else names `_steps` (tests/test_source.py).
+    One share of noise protects little. So it has no codec: the channel takes the integers out (`device/runner.py`, and
+    the simulator, where masks cancel) and puts masks on them; nobody else does (tests/test_source.py).
     """
 
-    __slots__ = ("_stamp", "_steps")
+    __slots__ = ("_stamp", "_summand")
 
     def __init__(self, steps: T, stamp: Stamp | None = None) -> None:
         if not isinstance(stamp, Stamp):
@@ -141,7 +141,7 @@ class Masked(Generic[T]):
                 "A Masked value is made by the door alone: call `ctx.masked(row, private)` with a row of the "
                 "protocol's `mechanisms` table whose observer is the aggregate."
             )
-        self._steps = steps
+        self._summand = steps
         self._stamp = stamp
 
     def __repr__(self) -> str:
@@ -149,6 +149,9 @@ class Masked(Generic[T]):
 
     def __reduce__(self) -> Any:
         raise LeakError("A Masked value is never pickled or copied out: it leaves under masks alone.")
+
+    def __bool__(self) -> bool:
+        raise LeakError("A Masked value decides no branch: what a device does must not depend on its samples.")
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise LeakError("A Masked value is not an array: nobody reads one device's share, only a cohort's total.")

@@ -17,6 +17,11 @@ def find(task: Task) -> Protocol:
     if kind not in PROTOCOLS:
         raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.")
     protocol = PROTOCOLS[kind]
+    if task.masking is not None and protocol.masked is None:
+        raise TaskError(
+            f"[masking] with protocol.kind = {kind!r}: its server needs single check-ins, and under masks it would "
+            "hear sums alone. Leave [masking] out, or choose another protocol."
+        )
     protocol.check(task)
     check_budget(protocol, task)
     return protocol

@@ -46,7 +46,7 @@ from crowdml.privacy.mechanisms import (
     root_up,
 )
 from crowdml.privacy.private import Masked, Private, Release, Rows
-from crowdml.privacy.sensitivity import L1
+from crowdml.privacy.sensitivity import L1, Observer
 from crowdml.protocol import (
     CheckOut,
     Context,
@@ -188,12 +188,13 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
     used = Rows(settings.held_out, settings.batch)
     blurred = "how the model should change, blurred so that no sample shows"
     if privacy.mechanism == "none":
+        seen = Observer.ANYONE if task.masking is None else Observer.AGGREGATE
         exposed = Exposed(
-            L1(Fraction(0)), used, "how the model should change, as it is: anyone can work back to samples"
+            L1(Fraction(0)), used, "how the model should change, as it is: anyone can work back to samples", seen
         )
         counts = {
-            "errors": Exposed(L1(Fraction(0)), held_out, "how often the model was wrong here, exactly"),
-            "labels": Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly"),
+            "errors": Exposed(L1(Fraction(0)), held_out, "how often the model was wrong here, exactly", seen),
+            "labels": Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly", seen),
         }
         return {"gradient": exposed, **counts}, COUNTS
     if task.masking is not None:
@@ -229,6 +230,8 @@ def _masked_table(task: Task, settings: Settings, model: Model) -> tuple[Mapping
     """Every row as a share of Skellam noise, calibrated to the fewest honest devices of a cohort."""
     privacy, masking = task.privacy, task.masking
     assert masking is not None
+    if task.as_published:
+        raise TaskError("as_published = true with [masking]: the paper has no masks. Leave one of the two out.")
     honest, epsilon, length = masking.honest, privacy.epsilon, math.prod(model.shape)
     bound = _longest(model, "l2", task.features.norm.bound, settings.clip)
 
@@ -296,12 +299,14 @@ def public_step(task: Task) -> Fraction:
 
     c = 10 / sqrt(E), where E is the mean square of what one check-in adds: the square of the gradient's bound, plus
     the energy of the noise over all weights. So the k-th step moves the weights by 10 / sqrt(k) at most on average.
+    With masks it is what the mean over the smallest cohort adds.
     Ten is a round number, checked on made-up blobs and on MNIST's public images: 3 and 30 are not far from it.
     """
     fixed = plan(task)
     bound = fixed.model.gradient_bound("l2", float(task.features.norm.bound))
     bound = bound if fixed.settings.clip is None else min(bound, float(fixed.settings.clip))
-    energy = bound**2 + math.prod(fixed.model.shape) * (_deviation(fixed.table["gradient"]) / fixed.used) ** 2
+    noise = (_deviation(fixed.table["gradient"]) / fixed.used) ** 2 / (task.masking.minimum if task.masking else 1)
+    energy = bound**2 + math.prod(fixed.model.shape) * noise
     return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
 
 

@@ -51,7 +51,7 @@ def register() -> None:
         )
         jax.tree_util.register_pytree_node(Release, lambda release: ((release.value,), release._stamp), _release)
         jax.tree_util.register_pytree_node(
-            Masked, lambda masked: ((masked._steps,), masked._stamp), lambda stamp, inner: Masked(inner[0], stamp)
+            Masked, lambda masked: ((masked._summand,), masked._stamp), lambda stamp, inner: Masked(inner[0], stamp)
         )
 
 
