@@ -497,6 +497,23 @@ def test_one_slow_batch_does_not_rule_what_is_thought_of_the_writer() -> None:
     assert queue.speed == pytest.approx(100, rel=0.01), "one that stays slow is believed"
 
 
+def test_what_lies_between_two_batches_counts_while_many_wait() -> None:
+    now = [100.0]
+    queue = Queue(speed=400.0, clock=lambda: now[0])
+    queue.took(300, 0.5)
+    assert queue.speed == 600, "nobody waited meanwhile"
+    now[0] += 0.1
+    queue.wait(40)
+    now[0] += 0.9
+    queue.took(300, 0.5)
+    assert queue.speed == 300, "they waited a second for those 300"
+    now[0] += 3600
+    queue.wait(40)
+    now[0] += 1.0
+    queue.took(300, 0.6)
+    assert queue.speed == 300, "an hour in which nobody came is not held against it"
+
+
 def test_how_long_accepted_check_ins_took_is_counted(tmp_path: Path) -> None:
     with serving(tmp_path, TASK) as server:
         device = server.device()

@@ -63,6 +63,8 @@ class Rates:
 
 WITHIN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 5.0)
 """Seconds: check-ins are counted by which of them they took at most."""
+BREATH = 0.25
+"""Seconds between a batch and the next who comes, at most, for the writer to count as busy all the time."""
 SPAN = 60.0
 """Seconds over which devices are counted at least."""
 
@@ -132,6 +134,10 @@ class Queue:
     """Check-ins a second, of the last batches; at first a guess."""
     turns: Turns = field(default_factory=Turns)
     clock: Callable[[], float] = time.monotonic
+    _last: float = 0.0
+    """When a batch was done last."""
+    _pressed: float | None = None
+    """Since when many wait, after that."""
     _within: list[int] = field(default_factory=lambda: [0] * (len(WITHIN) + 1))
     _seconds: float = 0.0
     _taken: float = 0.0
@@ -139,14 +145,23 @@ class Queue:
     def took(self, check_ins: int, seconds: float) -> None:
         """A batch was done. The speed follows over some hundred check-ins: small batches say little.
 
+        While many wait, what lies between two batches counts too: answers, snapshots, whatever else has the machine.
         One batch alone never halves it: the first is slow because all is cold, and one in many because the disk pauses.
         """
+        now = self.clock()
+        if self._pressed is not None:
+            is_busy = self._pressed - self._last < BREATH
+            seconds = max(seconds, now - (self._last if is_busy else self._pressed))
+        self._last, self._pressed = now, None
         found = max(check_ins / max(seconds, 1e-6), self.speed / 2)
         self.speed += min(1.0, check_ins / 300) * (found - self.speed)
 
     def wait(self, waiting: int) -> float:
         """Seconds until one more is answered, from when it came: before it was read, and until the writer is there."""
-        return self.turns.waited(self.clock()) + waiting / self.speed
+        now = self.clock()
+        if self._pressed is None:
+            self._pressed = now
+        return self.turns.waited(now) + waiting / self.speed
 
     def answered(self, seconds: float) -> None:
         """A check-in was taken, and answered so long after it came."""
