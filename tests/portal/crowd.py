@@ -170,8 +170,8 @@ class Crowd:
 
 
 @contextlib.contextmanager
-def open_crowd(folder: Path, *more: Task, limits: Limits | None = None) -> Iterator[Crowd]:
+def open_crowd(folder: Path, *more: Task, limits: Limits | None = None, database: str | None = None) -> Iterator[Crowd]:
     task = make_study()
     generous = limits or Limits(device_rate=1e6, device_burst=1e6)
-    with serving(folder, task, *more, limits=generous) as running:
+    with serving(folder, task, *more, limits=generous, database=database) as running:
         yield Crowd(running, task)

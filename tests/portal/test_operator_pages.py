@@ -324,7 +324,7 @@ def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: C
     assert 0 < found.device.middle <= found.device.most
 
 
-def test_files_of_a_task_are_what_the_store_has(crowd: Crowd):
+def test_files_of_a_task_are_what_the_store_has(crowd: Crowd, tmp_path: Path):
     desk = set_up(crowd)
     for _ in range(3):
         crowd.check_in(crowd.device())
@@ -347,7 +347,7 @@ def test_files_of_a_task_are_what_the_store_has(crowd: Crowd):
     assert crowd.running.line().ask("GET", f"{path}/secrets", headers=cookie).status == 404
     transcript, name = download("transcript")
     assert "activity.transcript" in name
-    file = Path(crowd.running.hub.store.path or "").with_name("told")
+    file = tmp_path / "told"
     file.write_bytes(transcript)
     from crowdml.server.transcript import replay
 

@@ -41,8 +41,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
-    with serving(tmp_path / "data", limits=MANY, invite=0) as running:
+def server(tmp_path: Path, database: str | None) -> Iterator[Running]:
+    with serving(tmp_path / "data", limits=MANY, invite=0, database=database) as running:
         yield running
 
 
