@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 INK, GREY = "#222222", "#666666"
-COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by most colour-blind readers
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito: told apart by most colour-blind readers
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Curve:
     chance: float | None = None
     simulated: tuple[Any, Any] | None = None
     """Check-ins [m] and trials [S, m] of simulated crowds, for the spread of one real run."""
+    x_label: str = "check-ins"
 
 
 def draw(path: Path, heading: str, curves: list[Curve]) -> None:
@@ -28,7 +29,7 @@ def draw(path: Path, heading: str, curves: list[Curve]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(5.6 * len(curves), 4.9), layout="constrained")
+    figure = Figure(figsize=(max(7.2, 5.6 * len(curves)), 4.9), layout="constrained")
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
     for place, curve in enumerate(curves, start=1):
         axes = figure.add_subplot(1, len(curves), place)
@@ -45,7 +46,7 @@ def draw(path: Path, heading: str, curves: list[Curve]) -> None:
         if curve.chance is not None:
             axes.axhline(curve.chance, color=GREY, lw=1, ls=":", label=f"chance: {curve.chance:.2f}")
         axes.set_title(curve.title, loc="left", fontsize=10.5, color=INK)
-        axes.set(xlabel="check-ins", ylabel="accuracy on test samples" if place == 1 else "", ylim=(0, 1.03))
+        axes.set(xlabel=curve.x_label, ylabel="accuracy on test samples" if place == 1 else "", ylim=(0, 1.03))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(color="#E4E4E4", lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)

@@ -19,20 +19,25 @@ from crowdml.cli.task import find_task
 from crowdml.errors import CrowdmlError
 
 if TYPE_CHECKING:
-    from crowdml.demo.compare import Compared, Comparison, Simulated
+    from crowdml.demo.compare import Comparison, Simulated
     from crowdml.demo.loop import Crowd, Outcome, View
 
-TASK = "demo"
-WHY = (
-    "No device holds more than two kinds of digit, and four digits in all: alone it cannot learn the others; the crowd "
-    "can.",
-    "Ten digits do worse at the same price, nearer to chance: 3.3 times as many weights, each as noisy, and no more "
-    "digits of a kind to learn them from. Noise that each device adds on its own wants thousands of devices; with "
-    "1,437 digits in all there are 47.",
-    "Step and clip follow public rules (docs/task.md) and look at no digit. The mean picture of digits 3 to 9, which "
-    "this demo takes as public, is taken off every picture of a 0, 1 or 2. How many devices there are was settled by "
-    "people who had seen these digits, and so was the split by class: no ε covers that.",
-)
+WHY = {
+    "demo": (
+        "A device holds fourteen digits, of few kinds: alone it cannot learn the others; the crowd can.",
+        "Noise for a cohort's sum is enough noise, where each device would have to add all of it without masks: that "
+        "is the gap between the two simulated crowds, at the same ε.",
+        "Step and clip follow public rules (docs/task.md) and look at no digit. How many devices there are was settled "
+        "by people who had seen these digits, and so was the split by class: no ε covers that.",
+    ),
+    "admm-adult": (
+        "Guo and Gong's ADMM in its sound form: one masked vector a device and round (docs/protocols/admm.md).",
+    ),
+    "gram-mnist": (
+        "One masked release a device: second moments of public features. The model is solved for from their sum, free "
+        "of charge (docs/protocols/gram.md).",
+    ),
+}
 
 
 class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
@@ -42,15 +47,27 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
 @click.command(short_help="Watch the whole loop on this machine.")
 @click.option("--keep", is_flag=True, help="Go on serving until Ctrl-C, and show an operator's login.")
 @click.option(
-    "--devices", type=click.IntRange(1, 107), metavar="N", default=100, show_default=True, help="How many devices."
+    "--task",
+    "name",
+    type=click.Choice(["demo", "admm-adult", "gram-mnist"]),
+    default="demo",
+    show_default=True,
+    help="What the crowd learns: ten digits; incomes of people; MNIST in one slow round. The last two need their data.",
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(6, 10_000),
+    metavar="N",
+    default=None,
+    help="How many devices, with cohorts in proportion.  [default: 100; 1000 for gram-mnist]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600),
     metavar="S",
-    default=20.0,
+    default=6.0,
     show_default=True,
-    help="How long the devices take to sense their digits.",
+    help="How long the devices take to sense their samples.",
 )
 @click.option(
     "--trials",
@@ -66,24 +83,33 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
 @click.option("--plot", "plot_path", metavar="PATH", default="out/demo.png", show_default=True, help="The plot.")
 @json_option
 def demo(
-    keep: bool, devices: int, seconds: float, trials: int, seed: int, plot_path: str, json_path: str | None
+    keep: bool,
+    name: str,
+    devices: int | None,
+    seconds: float,
+    trials: int,
+    seed: int,
+    plot_path: str,
+    json_path: str | None,
 ) -> None:
-    """Watch the whole loop: a server, a hundred devices that learn over HTTP, a kill -9 halfway, nothing lost."""
+    """Watch the whole loop: a server, a hundred devices that learn over HTTP under masks, two kill -9, nothing lost."""
     from crowdml.demo.compare import comparing
     from crowdml.demo.loop import Crowd
-    from crowdml.protocols import settled
+    from crowdml.demo.stages import set_stage
 
     report = Report(json_path, plot_path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also then the server goes, and the folder
     began = time.perf_counter()
-    task = settled(find_task(TASK))
+    stage = set_stage(name, find_task(name), devices, seed)
     report.aside.print(
-        f"A server, and {devices} devices that learn to tell digits apart over HTTP. Every digit stays on its device."
+        f"A server, and {stage.devices:,} devices with {stage.each} {stage.what} each, which stay there. The server "
+        "learns sums over cohorts, and nothing of one device.",
+        soft_wrap=True,
     )
     with tempfile.TemporaryDirectory(prefix="crowdml-demo-", ignore_cleanup_errors=True) as folder:
-        crowd = Crowd(Path(folder), task, devices, seconds, seed)
+        crowd = Crowd(Path(folder), stage, seconds, seed)
         try:
-            with comparing(task, find_task("digits"), devices, crowd.each, seed, trials) as compared:
+            with comparing(stage, seed, trials) as compared:
                 with _shown(report) as (crowd.show, crowd.say):
                     outcome = asyncio.run(crowd.run())
                 with report.aside.status("Comparing with one place, alone, and simulated crowds ..."):
@@ -96,7 +122,7 @@ def demo(
             if keep:
                 _keep(report, crowd)
         finally:
-            crowd.server.stop()
+            crowd.stop()
 
 
 # --- while it runs ---
@@ -118,20 +144,21 @@ def _shown(report: Report) -> Generator[tuple[Callable[[View], None], Callable[[
 
 
 class _Lines:
-    """A line whenever another quarter of the crowd was acknowledged."""
+    """A line when all are enrolled, and with every cohort that was added up."""
 
     def __init__(self, report: Report) -> None:
-        self._report, self._said = report, 0
+        self._report, self._enrolled, self._rounds = report, 0, 0
 
     def show(self, view: View) -> None:
-        quarter = 4 * view.acknowledged // view.devices
-        if quarter > self._said:
-            self._said = quarter
+        if view.enrolled == view.devices and self._enrolled < view.devices:
+            self._line(f"{view.seconds:.0f} s: {view.enrolled:,} devices are enrolled")
+        if view.rounds > self._rounds:
             accuracy = "" if view.accuracy is None else f", accuracy {view.accuracy:.2f}"
-            self._report.aside.print(
-                f"{view.seconds:.0f} s: {view.acknowledged} of {view.devices} check-ins acknowledged{accuracy}",
-                soft_wrap=True,
-            )
+            self._line(f"{view.seconds:.0f} s: {view.rounds} of {view.of_rounds} cohorts added up{accuracy}")
+        self._enrolled, self._rounds = view.enrolled, max(view.rounds, self._rounds)
+
+    def _line(self, text: str) -> None:
+        self._report.aside.print(text, soft_wrap=True)
 
 
 def panel(view: View) -> Any:
@@ -147,16 +174,21 @@ def panel(view: View) -> Any:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim", min_width=23)
     table.add_column(no_wrap=True, min_width=52)
-    if view.enrolled < view.devices:
+    if view.enrolled < view.devices and not view.rounds:
         table.add_row("devices enrolled", _bar(ProgressBar, Table, view.enrolled, view.devices))
     else:
-        table.add_row("check-ins", _bar(ProgressBar, Table, view.acknowledged, view.devices))
+        table.add_row("cohorts added up", _bar(ProgressBar, Table, view.rounds, view.of_rounds))
     table.add_row("accuracy so far", "-" if view.accuracy is None else _bar_of(ProgressBar, Table, view.accuracy))
     table.add_row("ε of the dearest sample", f"{epsilon_text(view.epsilon_sample)}   at δ = {view.delta:g}")
+    table.add_row("  if all others collude", f"{epsilon_text(view.epsilon_sample_alone)}")
     table.add_row("ε of the dearest device", f"{epsilon_text(view.epsilon_device)}")
+    gone = Text(f"{view.gone} killed with -9", style="bold red") if view.gone else Text("-")
+    table.add_row("devices lost", gone)
+    abandoned = f"   {view.abandoned} rounds abandoned" if view.abandoned else ""
+    table.add_row("devices in the sums", f"{view.survivors:,}{abandoned}")
+    waiting = f"   {view.waiting} not yet acknowledged" if view.waiting else ""
+    table.add_row("check-ins", f"{view.acknowledged:,}{waiting}")
     table.add_row("bytes up, down", f"{size_text(view.bytes_up)}, {size_text(view.bytes_down)}")
-    waiting = f"   {view.waiting} charged and not yet acknowledged" if view.waiting else ""
-    table.add_row("asked again", f"{view.asked_again}{waiting}")
     table.add_row("server", Text(view.server, style=styles.get(view.server, "bold yellow")))
     table.add_row("restarts", str(view.restarts))
     table.add_row("portal", Text.assemble((view.address, "underline")))
@@ -169,7 +201,7 @@ def _bar(bar: Any, grid: Any, done: int, total: int) -> Any:
 
 
 def _bar_of(bar: Any, grid: Any, share: float) -> Any:
-    return _beside(bar, grid, share, f"{share:.2f} on held-out digits")
+    return _beside(bar, grid, share, f"{share:.2f} on samples that nobody holds")
 
 
 def _beside(bar: Any, grid: Any, share: float, text: str) -> Any:
@@ -192,37 +224,29 @@ def _keep(report: Report, crowd: Crowd) -> None:
 
 
 def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
-    compared, three, ten = beside.real, beside.three, beside.ten
-    summary, devices, each = outcome.summary, outcome.summary.devices, outcome.each
-    real = (compared, epsilon_text(summary.epsilon_sample), epsilon_text(summary.epsilon_device), f"{devices}, {each}")
-    columns = [real]
-    if ten is not None:
-        prices = epsilon_text(ten.epsilon_sample), epsilon_text(ten.epsilon_device)
-        columns.append((ten.compared, *prices, f"{ten.devices}, {ten.each}"))
-    both = [three, ten] if three is not None and ten is not None else []
-    table = make_table(
-        "", *("digits 0 to 2", "ten digits")[: len(columns)], title="Accuracy on digits that no device holds"
-    )
+    summary, stage, compared = outcome.summary, outcome.stage, beside.real
+    table = make_table("", "", title=f"Accuracy on {stage.what} that no device holds")
     table.add_row("this crowd, over HTTP", f"{outcome.proof.accuracy[-1]:.2f}")
-    if three is not None:
-        table.add_row(f"mean of {len(three.last)} simulated", *(f"{each.last.mean():.2f}" for each in both))
-        table.add_row("lowest to highest", *(f"{each.last.min():.2f} to {each.last.max():.2f}" for each in both))
-    for name, of in (
-        ("all digits in one place, no privacy", lambda each: each.central),
-        ("each device alone, nothing sent", lambda each: each.alone),
-        ("  were the digits dealt out evenly", lambda each: each.alone_evenly),
-        ("chance", lambda each: each.chance),
-    ):
-        table.add_row(name, *(f"{of(column[0]):.2f}" for column in columns))
+    for name, simulated in (("simulated", beside.masked), ("  without masks", beside.unmasked)):
+        if simulated is not None:
+            last = simulated.last
+            spread = f"{last.mean():.2f}  ({last.min():.2f} to {last.max():.2f})"
+            table.add_row(f"{name}, mean of {len(last)}" if name == "simulated" else f"{name}, at the same ε", spread)
+    table.add_row(f"all {stage.what} in one place, no privacy", f"{compared.central:.2f}")
+    table.add_row("a device alone, nothing sent", f"{compared.alone:.2f}")
+    table.add_row("the commonest answer", f"{compared.chance:.2f}")
     table.add_section()
-    for place, name in enumerate(("ε of the dearest sample", "ε of the dearest device", "devices, digits each"), 1):
-        table.add_row(name, *(str(column[place]) for column in columns))
-    table.add_row("δ of both", *(f"{summary.delta:g}" for _ in columns))
+    table.add_row("ε of the dearest sample", epsilon_text(summary.epsilon_sample))
+    table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_sample_alone))
+    table.add_row("ε of the dearest device", epsilon_text(summary.epsilon_device))
+    table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_device_alone))
+    table.add_row("δ of all", f"{summary.delta:g}")
+    table.add_row(f"devices, {stage.what} each", f"{stage.devices:,}, {stage.each}")
     table.add_row("bytes up, with HTTP", size_text(summary.bytes_up))
     table.add_row("bytes down", size_text(summary.bytes_down))
     report.print(table)
     report.print(_proof_table(outcome))
-    for text in WHY if ten is not None else WHY[::2]:
+    for text in WHY[stage.task.name]:
         report.console.print(text)
         report.console.print()
 
@@ -231,11 +255,14 @@ def _proof_table(outcome: Outcome) -> Any:
     proof = outcome.proof
     table = make_table("", "", title="Nothing was lost" if proof.holds else "SOMETHING IS WRONG")
     for name, value in (
+        ("cohorts added up, and rounds abandoned", f"{outcome.rounds}, {outcome.abandoned}"),
+        ("devices in those cohorts, and in the sums", f"{outcome.cohort:,}, {outcome.survivors:,}"),
+        ("devices killed with -9", f"{outcome.killed}"),
         ("server killed with -9 and started again", f"{outcome.restarts} time, {outcome.away:.1f} s away"),
         ("receipts that devices hold", f"{proof.acknowledged}"),
         ("  signed by the server", f"{proof.acknowledged - proof.unsigned}"),
         ("  not in the journal: lost", f"{proof.lost}"),
-        ("entries of the journal, chain verified", f"{proof.journalled}"),
+        ("check-ins in the journal, chain verified", f"{proof.journalled}"),
         ("  counted twice", f"{proof.counted_twice}"),
         ("journal folded again = published weights", "bit for bit" if proof.same_bits else "NO"),
         ("sha256 of the publication", f"{proof.sha256[:16]}..."),
@@ -245,14 +272,13 @@ def _proof_table(outcome: Outcome) -> Any:
 
 
 def _result(outcome: Outcome, beside: Comparison, seed: int, seconds: float) -> dict[str, Any]:
-    compared, three, ten = beside.real, beside.three, beside.ten
     summary, proof = outcome.summary, outcome.proof
     return {
         "accuracy": proof.accuracy[-1],
         "epsilon_sample": summary.epsilon_sample,
         "epsilon_device": summary.epsilon_device,
         "delta": summary.delta,
-        "devices": summary.devices,
+        "devices": outcome.stage.devices,
         "check_ins": proof.journalled,
         "acknowledged": proof.acknowledged,
         "lost": proof.lost,
@@ -268,17 +294,24 @@ def _result(outcome: Outcome, beside: Comparison, seed: int, seconds: float) -> 
         "same_bits": proof.same_bits,
         "publication": proof.sha256,
         "seed": seed,
-        **_compared(compared),
-        "simulated": None if three is None else _simulated(three),
-        "ten_digits": None if ten is None else {**_simulated(ten), **_compared(ten.compared)},
+        "task": outcome.stage.task.name,
+        "epsilon_sample_alone": summary.epsilon_sample_alone,
+        "epsilon_device_alone": summary.epsilon_device_alone,
+        "rounds": outcome.rounds,
+        "abandoned": outcome.abandoned,
+        "cohort_devices": outcome.cohort,
+        "survivors": outcome.survivors,
+        "devices_killed": outcome.killed,
+        "centralised": beside.real.central,
+        "alone": beside.real.alone,
+        "simulated": _simulated(beside.masked),
+        "simulated_unmasked": _simulated(beside.unmasked),
     }
 
 
-def _compared(compared: Compared) -> dict[str, float]:
-    return {"centralised": compared.central, "alone": compared.alone, "alone_dealt_evenly": compared.alone_evenly}
-
-
-def _simulated(simulated: Simulated) -> dict[str, Any]:
+def _simulated(simulated: Simulated | None) -> dict[str, Any] | None:
+    if simulated is None:
+        return None
     last = simulated.last
     return {"trials": len(last), "accuracy": last.mean(), "accuracy_low": last.min(), "accuracy_high": last.max()}
 
@@ -288,24 +321,13 @@ def _plot(path: Any, outcome: Outcome, beside: Comparison) -> None:
 
     from crowdml.cli.charts import Curve, draw
 
-    def levels(of: Compared) -> tuple[tuple[str, float], ...]:
-        return ("all in one place, no privacy", of.central), ("each device alone", of.alone)
-
-    compared, three, ten = beside.real, beside.three, beside.ten
-    summary, curve = outcome.summary, np.asarray(outcome.proof.accuracy)
-    sample, device = epsilon_text(summary.epsilon_sample), epsilon_text(summary.epsilon_device)
-    curves = [
-        Curve(
-            f"Digits 0 to 2: {summary.devices} devices over HTTP, {outcome.each} digits each, device ε {device}",
-            np.arange(len(curve)),
-            curve[None],
-            levels(compared),
-            compared.chance,
-            None if three is None else (three.points, three.accuracy),
-        )
-    ]
-    if ten is not None:
-        spent = epsilon_text(ten.epsilon_device)
-        title = f"Ten digits, simulated: {ten.devices} devices, {ten.each} digits each, device ε {spent}"
-        curves.append(Curve(title, ten.points, ten.accuracy, levels(ten.compared), ten.compared.chance))
-    draw(path, f"A crowd learns: sample ε {sample}, δ {summary.delta:g}", curves)
+    compared, stage, summary = beside.real, outcome.stage, outcome.summary
+    curve = np.asarray(outcome.proof.accuracy)
+    levels = [("all in one place, no privacy", compared.central), ("a device alone", compared.alone)]
+    if beside.unmasked is not None:
+        levels.append(("without masks, at the same ε", float(beside.unmasked.last.mean())))
+    sample, alone = epsilon_text(summary.epsilon_sample), epsilon_text(summary.epsilon_sample_alone)
+    title = f"{stage.devices:,} devices over HTTP, {stage.each} {stage.what} each, under masks"
+    masked = None if beside.masked is None else (beside.masked.points, beside.masked.accuracy)
+    drawn = Curve(title, np.arange(len(curve)), curve[None], tuple(levels), compared.chance, masked, "cohorts added up")
+    draw(path, f"A crowd learns: sample ε {sample} ({alone} if everyone else colludes), δ {summary.delta:g}", [drawn])

@@ -1,4 +1,4 @@
-"""What the demo's crowd is compared with: the same digits in one place, alone on each device, and simulated crowds."""
+"""What the demo's crowd is compared with: the same samples in one place, alone on each device, and simulated crowds."""
 
 from __future__ import annotations
 
@@ -7,42 +7,38 @@ import os
 import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
-from crowdml.datasets import load
-from crowdml.datasets.populations import Population, iid
-from crowdml.demo.digits import Digits, deal
-from crowdml.features import normalise
+import numpy as np
+
+from crowdml.datasets.populations import Population
+from crowdml.demo.stages import Stage
+from crowdml.protocols import gram, sgd
 from crowdml.task import Task
 
 __all__ = ["Compared", "Comparison", "Simulated", "comparing"]
 
-TEN_DEVICES = 47
+LOOKED_AT = 20
+"""Devices that learn alone, for the mean over them."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Accuracy of scikit-learn's softmax regression, without privacy: in one place, and on each device alone."""
+    """Accuracy of scikit-learn's regression, without privacy: in one place, and on some devices alone."""
 
     central: float
     alone: float
-    alone_evenly: float
-    """The same if the digits were dealt out without regard to their kind."""
     chance: float
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Accuracy [trials, points] of simulated crowds over check-ins [points], and the dearest totals."""
+    """Accuracy [trials, points] of simulated crowds over cohorts [points]."""
 
     points: Any
     accuracy: Any
-    devices: int
-    each: int
-    epsilon_sample: float
-    epsilon_device: float
-    compared: Compared
 
     @property
     def last(self) -> Any:
@@ -54,17 +50,17 @@ class Comparison:
     """All that stands beside the real crowd; the simulated ones where there are trials."""
 
     real: Compared
-    three: Simulated | None
-    ten: Simulated | None
+    masked: Simulated | None
+    """The same crowd in the simulator: the spread that one run does not show."""
+    unmasked: Simulated | None
+    """The same price without masks: each device adds all of the noise itself."""
 
 
 @contextmanager
-def comparing(
-    task: Task, ten: Task, devices: int, each: int, seed: int, trials: int
-) -> Generator[Callable[[], Comparison]]:
+def comparing(stage: Stage, seed: int, trials: int) -> Generator[Callable[[], Comparison]]:
     """Compute beside the crowd, in a process of its own that gives way to it; the result when it is asked for."""
     with multiprocessing.get_context("spawn").Pool(1, _give_way) as pool:
-        asked = pool.apply_async(compare, (task, ten, devices, each, seed, trials))
+        asked = pool.apply_async(compare, (stage, seed, trials))
         yield asked.get
 
 
@@ -74,69 +70,74 @@ def _give_way() -> None:
     os.nice(10)
 
 
-def compare(task: Task, ten: Task, devices: int, each: int, seed: int, trials: int) -> Comparison:
-    """`each` digits are what a device gives: more than those it does not have."""
-    digits, seeds = deal(task, devices, each, seed), range(seed, seed + trials)
-    even = iid(len(digits.y), devices, seed)
-    real = _compare(digits.x, digits.y, digits.x_test, digits.y_test, digits.population, even, each)
-    if not trials:
+def compare(stage: Stage, seed: int, trials: int) -> Comparison:
+    real = _compare(stage)
+    if not trials or stage.task.protocol["kind"] != "sgd":
         return Comparison(real, None, None)
-    return Comparison(real, simulate_demo(task, digits, seeds, real), simulate_ten(ten, seeds))
+    seeds = range(seed, seed + trials)
+    return Comparison(real, simulate_masked(stage, seeds), simulate_unmasked(stage, seeds))
 
 
-def simulate_demo(task: Task, digits: Digits, seeds: Sequence[int], compared: Compared) -> Simulated:
-    """The crowd of the demo, in the simulator: the spread that one run does not show."""
-    from crowdml.sim.estimator import simulate, spread_out
+def simulate_masked(stage: Stage, seeds: Sequence[int]) -> Simulated:
+    """The crowd of the demo, each time with other devices in other cohorts."""
+    from crowdml.sim import cohorts
 
-    devices = digits.population.devices
-    study = simulate(
-        task, digits.x, digits.y, lambda seed: spread_out("by_class", digits.y, devices, seed), seeds=seeds
+    points = range(stage.rounds + 1)
+    runs = cohorts.run(
+        stage.task, _holding(stage, stage.task.privacy.uses), seeds, rounds=stage.rounds, points=points, workers=1
     )
-    return _simulated(study, study.accuracy(digits.x_test, digits.y_test), compared)
+    return Simulated(runs[0].points, np.array([[stage.accuracy(each) for each in run.weights] for run in runs]))
 
 
-def simulate_ten(task: Task, seeds: Sequence[int]) -> Simulated:
-    """All ten digits at the same price: more to learn from no more digits of a kind."""
-    from crowdml.sim.estimator import simulate, spread_out
+def simulate_unmasked(stage: Stage, seeds: Sequence[int]) -> Simulated:
+    """As many passes for the same epsilon, without masks; its step by the same public rule."""
+    from crowdml.sim import compiled
+    from crowdml.sim.schedule import lay_out
+    from crowdml.sim.world import World
 
-    data = load("digits", normalise="none")
-    x, x_test = normalise(data.x_train - 0.5, "l2"), normalise(data.x_test - 0.5, "l2")
-    study = simulate(
-        task, x, data.y_train, lambda seed: spread_out("by_class", data.y_train, TEN_DEVICES, seed), seeds=seeds
-    )
-    even = spread_out("iid", data.y_train, TEN_DEVICES, seeds[0])
-    each = int(study.population.rows.shape[1])
-    compared = _compare(x, data.y_train, x_test, data.y_test, study.population, even, each)
-    return _simulated(study, study.accuracy(x_test, data.y_test), compared)
-
-
-def _simulated(study: Any, accuracy: Any, compared: Compared) -> Simulated:
-    population = study.population
-    return Simulated(
-        study.points,
-        accuracy,
-        population.devices,
-        int(population.rows.shape[1]),
-        study.cost.epsilon_sample,
-        study.cost.epsilon_device,
-        compared,
-    )
+    task, devices = unmasked(stage.task), stage.devices
+    uses = task.privacy.uses
+    points = [devices * use for use in range(uses + 1)]
+    found: list[list[float]] = []
+    for seed in seeds:
+        world = World(devices, stage.each * uses)
+        schedule = lay_out(world, seed=seed, batch=stage.each, capacity=10 * stage.each)
+        (run,) = compiled.run(task, _holding(stage, uses), [schedule], [seed], points=points, workers=1)
+        found.append([stage.accuracy(each) for each in run.weights])
+    return Simulated(np.asarray(points), np.array(found))
 
 
-def _compare(x: Any, y: Any, x_test: Any, y_test: Any, dealt: Population, even: Population, each: int) -> Compared:
-    def alone(population: Population) -> float:
-        held = [population.held_by(device)[:each] for device in range(population.devices)]
-        return sum(_score(x[rows], y[rows], x_test, y_test) for rows in held) / len(held)
+def unmasked(task: Task) -> Task:
+    """The same task at the same price, with all of the noise on each device."""
+    plain = replace(task, masking=None, privacy=replace(task.privacy, mechanism="discrete-gaussian", grid=None))
+    c = Fraction(sgd.public_step(plain))
+    return plain.with_(protocol={"step": {"schedule": "1/sqrt(t)", "c": c}})
 
-    return Compared(_score(x, y, x_test, y_test), alone(dealt), alone(even), 1 / len(set(y_test.tolist())))
+
+def _holding(stage: Stage, passes: int) -> Any:
+    from crowdml.sim.crowd import Holding
+
+    counts = np.full(stage.devices, stage.each, np.int32)
+    return Holding(stage.x, stage.y, Population("dealt", stage.rows.astype(np.int32), counts, 0), passes)
 
 
-def _score(x: Any, y: Any, x_test: Any, y_test: Any) -> float:
-    """Of the only answer where there is one class."""
-    from sklearn.linear_model import LogisticRegression
+def _compare(stage: Stage) -> Compared:
+    """A ridge on the same features for `gram`, and else a logistic regression."""
+    from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
-    if len(set(y.tolist())) < 2:
-        return float((y_test == y[0]).mean())
-    return float(
-        LogisticRegression(C=100.0, tol=1e-3, max_iter=300, fit_intercept=False).fit(x, y).score(x_test, y_test)
-    )
+    x, x_test = stage.x, stage.x_test
+    if stage.task.protocol["kind"] == "gram":
+        features = gram.plan(stage.task).map
+        x, x_test = features(x), features(x_test)
+
+    def score(rows: Any) -> float:
+        """Of the only answer where there is one class."""
+        y = stage.y[rows]
+        if len(set(y.tolist())) < 2:
+            return float((stage.y_test == y[0]).mean())
+        plain = LogisticRegression(C=100.0, tol=1e-3, max_iter=300, fit_intercept=False)
+        model: Any = RidgeClassifier(alpha=0.01) if stage.task.protocol["kind"] == "gram" else plain
+        return float(model.fit(x[rows], y).score(x_test, stage.y_test))
+
+    alone = [score(rows) for rows in stage.rows[:: max(1, stage.devices // LOOKED_AT)]]
+    return Compared(score(stage.rows.reshape(-1)), sum(alone) / len(alone), stage.chance)

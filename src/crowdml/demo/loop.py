@@ -1,9 +1,10 @@
-"""The loop itself: serve, invite, learn, kill with -9 halfway, start again, learn on, prove that nothing was lost."""
+"""The loop itself: serve, invite, learn, kill devices and the server with -9, start again, learn on, prove it all."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -11,11 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
-from crowdml.demo.digits import Digits, TimedSource, deal, moments
-from crowdml.demo.process import ServerProcess
+from crowdml.demo.process import DoomedDevices, ServerProcess
 from crowdml.demo.proof import Proof, prove
+from crowdml.demo.stages import Stage, TimedSource, moments
 from crowdml.device.client import Client, Limits, Unreachable
 from crowdml.device.fleet import Fleet, Summary
 from crowdml.device.folder import Folder, offer
@@ -23,7 +22,7 @@ from crowdml.device.joining import choose_task, fetch_task, list_tasks
 from crowdml.device.runner import Clock
 from crowdml.messages import decode
 from crowdml.protocol import quote
-from crowdml.protocols.sgd import plan
+from crowdml.secagg.device import SHARED
 from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
@@ -49,11 +48,21 @@ class View:
     seconds: float
     devices: int
     enrolled: int
+    gone: int
+    """Devices that were killed with -9."""
     acknowledged: int
     waiting: int
     """Devices whose check-in was charged and not yet acknowledged."""
+    rounds: int
+    """Cohorts that were added up,"""
+    of_rounds: int
+    abandoned: int
+    survivors: int
+    """and the devices in those sums."""
     accuracy: float | None
     epsilon_sample: float
+    epsilon_sample_alone: float
+    """If everyone else colludes."""
     epsilon_device: float
     delta: float
     bytes_up: int
@@ -75,10 +84,15 @@ class Login:
 class Outcome:
     """How it ended."""
 
-    task: Task
-    each: int
-    """Digits that a device gave."""
+    stage: Stage
     summary: Summary
+    rounds: int
+    abandoned: int
+    survivors: int
+    cohort: int
+    """Devices whose masks were in the sums: those and the ones that vanished after the cohort was fixed."""
+    killed: int
+    """Devices that were killed with -9."""
     proof: Proof
     restarts: int
     away: float
@@ -91,8 +105,7 @@ class Crowd:
     """One run in one folder. `show` hears of every change that is worth a look."""
 
     folder: Path
-    task: Task
-    devices: int
+    stage: Stage
     seconds: float
     seed: int
     show: Callable[[View], None] = lambda _: None
@@ -106,7 +119,10 @@ class Crowd:
         self._began = time.perf_counter()
         self._state, self._restarts, self._away = "starting", 0, 0.0
         self._enrolled, self._charged, self._accuracy = 0, 0, None
+        self._rounds, self._counts, self._survivors = 0, {}, 0
         self._killing = False
+        self._doomed = DoomedDevices(self.folder / "doomed", self.stage.doomed)
+        self._shared = asyncio.Event()
         self._fleet: Fleet | None = None
         self._kill: asyncio.Future[None] | None = None
 
@@ -115,33 +131,39 @@ class Crowd:
         return self.folder / "server" / SERVER_FILE
 
     @property
-    def each(self) -> int:
-        """Digits that a device gives: those of one check-in."""
-        return plan(self.task).settings.batch
+    def task(self) -> Task:
+        return self.stage.task
+
+    @property
+    def devices(self) -> int:
+        """Of this process: the others are killed."""
+        return self.stage.devices - self.stage.doomed
 
     # --- the whole of it ---
 
     async def run(self) -> Outcome:
         """Everything but the end of the server: it still serves when this returns."""
-        digits = deal(self.task, self.devices, self.each, self.seed)
+        stage = self.stage
         code = await self._serve_first()
         self.say(f"Portal: {self.server.url}/  (task {self.task.hash.hex()[:12]})")
         async with _client(self.server.url, 64) as client, _client(self.server.url, 1) as looking:
             fleet = self._fleet = await self._join(client)
             await fleet.enrol(code, None, self._one_more)
             self._state = "serving"
-            at = moments(self.devices, self.each, self.seconds, self.seed)
+            await self._start_doomed(code)
+            at = moments(self.devices, stage.each, self.seconds, self.seed)
             sources = [
-                TimedSource(f"demo:{number}/{self.devices}", digits.held_by(number), self.task, at[number])
+                TimedSource(f"demo:{number}/{self.devices}", stage.held_by(number), self.task, at[number])
                 for number in range(self.devices)
             ]
-            watching = asyncio.create_task(self._watch(looking, digits))
+            watching = asyncio.create_task(self._watch(looking))
             killing = asyncio.create_task(self._kill_and_restart())
+            doom = asyncio.create_task(self._kill_devices())
             for source in sources:
                 source.start()
             learning = asyncio.create_task(fleet.run(lambda number: sources[number]))
             try:
-                busy = {learning, watching, killing}
+                busy = {learning, watching, killing, doom}
                 while not learning.done():
                     done, busy = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
                     for each_task in done:
@@ -150,15 +172,33 @@ class Crowd:
                 _resolve(self._kill)  # where every charge came before half of the crowd was acknowledged
                 await killing
             finally:
-                for each_task in (watching, killing, learning):
+                for each_task in (watching, killing, learning, doom):
                     each_task.cancel()
-                await asyncio.gather(watching, killing, learning, return_exceptions=True)
-            await self._look(looking, digits)
+                await asyncio.gather(watching, killing, learning, doom, return_exceptions=True)
+            await self._look(looking)
             self._show()
             published = (await looking.request("GET", f"{self._path}/publication")).body
-            proof = await asyncio.to_thread(self._prove, fleet, published, digits)
+            proof = await asyncio.to_thread(self._prove, fleet, published)
         seconds = time.perf_counter() - self._began
-        return Outcome(self.task, self.each, summary, proof, self._restarts, self._away, seconds)
+        abandoned = sum(many for how, many in self._counts.items() if how != "summed")
+        return Outcome(
+            stage,
+            summary,
+            self._rounds,
+            abandoned,
+            proof.survivors,
+            proof.cohort,
+            stage.doomed,
+            proof,
+            self._restarts,
+            self._away,
+            seconds,
+        )
+
+    def stop(self) -> None:
+        """End what is left of its processes."""
+        self._doomed.kill()
+        self.server.stop()
 
     @property
     def _path(self) -> str:
@@ -173,7 +213,7 @@ class Crowd:
         with Store(self.database) as store:
             store.set_operator(self.login.name, hash_password(self.login.password), utc_now())
             store.add_task(self.task.canonical, self.task.name, utc_now(), "running")
-        said = await self.server.start("--invite", str(self.devices), *_RATES)
+        said = await self.server.start("--invite", str(self.stage.devices), *_RATES)
         return str(said["code"])
 
     async def _join(self, client: Client) -> Fleet:
@@ -191,13 +231,31 @@ class Crowd:
         self._enrolled += count
         self._show()
 
-    # --- the kill ---
+    # --- the kills ---
+
+    async def _start_doomed(self, code: str) -> None:
+        """Some devices live in a process of their own, so that they can be killed."""
+        if self.stage.doomed:
+            rows = self.folder / "doomed.ndjson"
+            await asyncio.to_thread(self.stage.write_rows, rows, range(self.devices, self.stage.devices))
+            await self._doomed.start(self.server.url, code, rows)
+            self._one_more(self.stage.doomed)
+
+    async def _kill_devices(self) -> None:
+        """Once devices share their secrets a cohort is fixed: who goes now is missed, and its masks must come off."""
+        if self.stage.doomed:
+            await self._shared.wait()
+            self._doomed.kill()
+            self.say(f"{self.stage.doomed} devices were killed with -9 in the middle of a round.")
 
     def _hear(self, text: str) -> None:
-        """What each device tells. The first charge after half of the crowd was acknowledged is the moment to kill."""
+        """What each device tells. The first charge after half of the rounds is the moment to kill the server."""
+        if text == SHARED:
+            self._shared.set()
         if text == "charged":
             self._charged += 1
-            if not self._killing and self._acknowledged() >= self.devices // 2 and self._kill is not None:
+            half = self.stage.rounds // 2
+            if not self._killing and self._rounds >= half and self._kill is not None:
                 self._killing = True
                 asyncio.get_running_loop().call_later(IN_FLIGHT, _resolve, self._kill)
 
@@ -222,12 +280,12 @@ class Crowd:
     def _acknowledged(self) -> int:
         return 0 if self._fleet is None else sum(runner.counts.check_ins for runner in self._fleet.runners)
 
-    async def _watch(self, looking: Client, digits: Digits) -> None:
+    async def _watch(self, looking: Client) -> None:
         acknowledged, moved = 0, time.perf_counter()
         while True:
             if self._state == "serving":
                 self.server.check()
-                await self._look(looking, digits)
+                await self._look(looking)
             self._show()
             now = time.perf_counter()
             if self._charged == self._acknowledged() or acknowledged != self._acknowledged():
@@ -236,28 +294,41 @@ class Crowd:
                 raise self.server.failure(f"acknowledged no check-in for {STALLED:.0f} s")
             await asyncio.sleep(LOOK_EVERY)
 
-    async def _look(self, looking: Client, digits: Digits) -> None:
+    async def _look(self, looking: Client) -> None:
         with contextlib.suppress(Unreachable, Problem):
             answer = await looking.request("GET", f"{self._path}/publication")
-            weights = decode(answer.headers["crowdml-kind"], answer.body).weights
-            predicted = plan(self.task).model.predict(np.asarray(weights), digits.x_test)
-            self._accuracy = float(np.mean(predicted == digits.y_test))
+            offered = decode(answer.headers["crowdml-kind"], answer.body)
+            if self._accuracy is None or int(offered.version) != self._rounds:
+                self._accuracy = await asyncio.to_thread(self.stage.accuracy, offered.weights)
+                self._rounds = int(offered.version)
+            figures = (await looking.request("GET", "/metrics")).body.decode()
+            self._counts = {
+                how: int(many) for how, many in re.findall(r'crowdml_rounds\{.*ended="([^"]*)"\} (\d+)', figures)
+            }
+            found = re.search(r"crowdml_round_survivors\{.*\} (\d+)", figures)
+            self._survivors = int(found[1]) if found else 0
 
     def _show(self) -> None:
         fleet, delta = self._fleet, self.task.privacy.delta
         runners = [] if fleet is None else fleet.runners
-        sample, device = self._paid()
+        sample, alone, device = self._paid()
         acknowledged = self._acknowledged()
         self.show(
             View(
                 server=self._state,
                 seconds=time.perf_counter() - self._began,
-                devices=self.devices,
+                devices=self.stage.devices,
                 enrolled=self._enrolled,
+                gone=self._doomed.killed,
                 acknowledged=acknowledged,
                 waiting=self._charged - acknowledged,
+                rounds=self._rounds,
+                of_rounds=self.stage.rounds,
+                abandoned=sum(many for how, many in self._counts.items() if how != "summed"),
+                survivors=self._survivors,
                 accuracy=self._accuracy,
                 epsilon_sample=sample,
+                epsilon_sample_alone=alone,
                 epsilon_device=device,
                 delta=delta,
                 bytes_up=0 if fleet is None else fleet.client.bytes_up,
@@ -268,19 +339,19 @@ class Crowd:
             )
         )
 
-    def _paid(self) -> tuple[float, float]:
-        """The dearest sample and the dearest device so far, by the task's own prices; the end reads the ledgers."""
+    def _paid(self) -> tuple[float, float, float]:
+        """The dearest sample, with colluders and alone, and the dearest device so far; the end reads the ledgers."""
         most = max((runner.counts.check_ins for runner in self._fleet.runners), default=0) if self._fleet else 0
         most = max(most, int(self._charged > 0))
         if not most:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         price = quote(self._fleet.protocol, self.task) if self._fleet else None
         assert price is not None
-        return price.sample_epsilon(), price.device_epsilon(most)
+        return price.sample_epsilon(most), price.sample_epsilon_alone(most), price.device_epsilon(most)
 
     # --- the proof ---
 
-    def _prove(self, fleet: Fleet, published: bytes, digits: Digits) -> Proof:
+    def _prove(self, fleet: Fleet, published: bytes) -> Proof:
         server = fleet.folder.server
         assert server is not None
         with fleet.folder.ledger() as ledger:
@@ -291,19 +362,17 @@ class Crowd:
             ]
         return prove(
             self.database,
-            self.task,
+            self.stage,
             receipts,
             bytes.fromhex(server.key),
             published,
             self.folder / "transcript",
-            digits.x_test,
-            digits.y_test,
         )
 
 
 AWAY = 1.0
 """Seconds that the server stays dead, so that somebody can see the devices wait."""
-_RATES = ("--device-rate", "1000", "--pace", "1000")
+_RATES = ("--device-rate", "1000", "--pace", "1000", "--address-rate", "100000")
 
 
 def _resolve(future: asyncio.Future[None] | None) -> None:

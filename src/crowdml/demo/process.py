@@ -1,4 +1,4 @@
-"""`crowdml serve` in a process of its own: started, killed with -9, started again, stopped."""
+"""`crowdml serve` and `crowdml fleet` in processes of their own: started, killed with -9, started again, stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from crowdml.errors import CrowdmlError
 
-__all__ = ["ServerFailed", "ServerProcess"]
+__all__ = ["DoomedDevices", "ServerFailed", "ServerProcess"]
 
 
 class ServerFailed(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
@@ -94,3 +94,29 @@ class ServerProcess:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@dataclass
+class DoomedDevices:
+    """`crowdml fleet` with some devices, until it is killed with -9: then they are gone, in whatever they were at."""
+
+    folder: Path
+    devices: int
+    killed: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, url: str, code: str, rows: Path) -> None:
+        command = [sys.executable, "-m", "crowdml.cli", "fleet", url, code, "--devices", str(self.devices)]
+        source = ["--source", f"ndjson:{rows}", "--folder", str(self.folder), "--yes"]
+        with (self.folder.parent / "doomed.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *source], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            self.killed = self.devices

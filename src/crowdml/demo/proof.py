@@ -6,15 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from crowdml.protocols.sgd import plan
+from crowdml.demo.stages import Stage
 from crowdml.server.runner import Fold
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.storage.server import Store
-from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.receipts import Receipt
 
@@ -35,8 +31,12 @@ class Proof:
     """Whether the journal folded again, from nothing, gives the publication that the server offers, byte for byte."""
     sha256: str
     """Of the publication."""
+    survivors: int
+    """Devices in the sums that were published."""
+    cohort: int
+    """Devices in the cohorts of those sums."""
     accuracy: tuple[float, ...]
-    """On the held-out digits before any check-in, after the first, and so on."""
+    """On samples that no device holds, before any cohort was added up, after the first, and so on."""
 
     @property
     def holds(self) -> bool:
@@ -45,21 +45,22 @@ class Proof:
 
 def prove(
     database: Path,
-    task: Task,
+    stage: Stage,
     receipts: Sequence[Receipt],
     server_key: bytes,
     published: bytes,
     transcript: Path,
-    x: Any,
-    y: Any,
 ) -> Proof:
     """Hold the three against one another. The chain of hashes over the journal is verified on the way."""
+    task = stage.task
     with Store(database) as store:
         store.verify_chain(task.hash)
-        entries = [(entry.device, entry.seq, entry.hash, entry.index) for entry in store.entries(task.hash)]
+        whole = [(entry.device, entry.seq, entry.hash, entry.index) for entry in store.entries(task.hash)]
         with transcript.open("wb") as file:
             write_transcript(store, task.hash, file)
-        bodies = [signed for _, signed in store.tail(task.hash)]
+        totals = dict(store.totals(task.hash))
+        summed = [row for row in store.rounds(task.hash, 1_000_000) if row.phase == "summed"]
+    entries = [entry for entry in whole if entry[-1] not in totals]  # those of devices
     again = replay(transcript)
     return Proof(
         journalled=len(entries),
@@ -69,7 +70,9 @@ def prove(
         unsigned=sum(not each.verify(server_key) for each in receipts),
         same_bits=again.body == published,
         sha256=again.hash,
-        accuracy=tuple(_curve(task, bodies, x, y)),
+        survivors=sum(row.survived for row in summed),
+        cohort=sum(row.devices for row in summed),
+        accuracy=tuple(_curve(stage, list(totals.values()))),
     )
 
 
@@ -77,11 +80,11 @@ def _beyond_first(things: Iterable[tuple[str, int]]) -> int:
     return sum(count - 1 for count in Counter(things).values())
 
 
-def _curve(task: Task, bodies: Sequence[bytes], x: Any, y: Any) -> list[float]:
-    fold, model = Fold(task), plan(task).model
-    found = [float(np.mean(model.predict(fold.weights, x) == y))]
+def _curve(stage: Stage, bodies: Sequence[bytes]) -> list[float]:
+    fold = Fold(stage.task)
+    found = [stage.accuracy(fold.weights)]
     for data in bodies:
         envelope = open_signed(data).envelope
         fold.apply(fold.read(envelope.kind, envelope.body), envelope.sender)
-        found.append(float(np.mean(model.predict(fold.weights, x) == y)))
+        found.append(stage.accuracy(fold.weights))
     return found
