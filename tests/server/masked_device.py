@@ -109,9 +109,13 @@ class MaskedDevice:
         return self.post()
 
     def step(self, vectors: dict[str, Any] | None = None) -> Answer | None:
-        """Look, and answer what is asked; None where nothing is."""
+        """Look, and answer what is asked; None where nothing is, or the task has stopped."""
         assert self.state is not None
-        view = self.look(self.state.round)
+        answer = self.ask(self.state.round)
+        if answer.status == 410 and answer.slug == "task-stopped":
+            return None
+        assert answer.status == 200, answer.body
+        view = open_view(answer.body)
         if not view.body:
             return None
         return self.hear(view, vectors)

@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 WATCH_EVERY = 1.0
 """Seconds until a change by another command is noticed."""
-POLL_RATE, POLL_BURST = 20.0, 100.0
-"""Times a second that a device may look at a round, and how often at once. Views ask for far less."""
+LOOKS = 4
+"""Times as often as it may check in, a device may look at a round: 20 times a second. Views ask for far less."""
 BEAT = 0.05
 """Seconds after which the deadline of a phase is noticed."""
 SWITCH = 0.0005
@@ -99,7 +99,7 @@ class Hub:
 
     def __post_init__(self) -> None:
         self.devices = Rates(self.limits.device_rate, self.limits.device_burst)
-        self.polls = Rates(POLL_RATE, POLL_BURST)
+        self.polls = Rates(LOOKS * self.limits.device_rate, LOOKS * self.limits.device_burst)
         """Looks at rounds, by device: for the event loop, as `devices` is for the writing thread."""
         self._joined: dict[str, frozenset[bytes]] = {}
         self._sets: dict[frozenset[bytes], frozenset[bytes]] = {}

@@ -417,7 +417,9 @@ class Rounds:
             self._end(under, closed)
             return None
         row = self._last_row(under, closed)
-        return self._record(row, self.store.end_round(self.task, row, total(row)))
+        entry = self.store.end_round(self.task, row, total(row), _told(row))
+        self._forget(row)
+        return entry
 
     def abandon(self, before: ServerRound, cause: str, why: str) -> None:
         """End a round without a sum."""
@@ -430,8 +432,8 @@ class Rounds:
 
     def _end(self, under: Under, closed: ServerRound) -> None:
         row = self._last_row(under, closed)
-        self.store.end_round(self.task, row)
-        self._record(row, None)
+        self.store.end_round(self.task, row, told=_told(row))
+        self._forget(row)
 
     def _last_row(self, under: Under, closed: ServerRound) -> RoundRow:
         row = replace(under.row, phase=closed.phase, cause=closed.cause, why=closed.why, ended_at=self.now())
@@ -441,19 +443,15 @@ class Rounds:
         shared = len(under.state.shares) if not under.state.sharers else row.shared
         return replace(row, shared=shared, survived=survived)
 
-    def _record(self, row: RoundRow, entry: Any) -> Any:
+    def _forget(self, row: RoundRow) -> None:
         self.active = {number: each for number, each in self.active.items() if number != row.number}
-        self.ended[row.number] = row
-        if len(self.ended) > RECENT:
-            del self.ended[min(self.ended)]
         what = row.cause or "summed"
         self.counts[what] = self.counts.get(what, 0) + 1
         self.survived += row.survived if row.phase == SUMMED else 0
-        if row.devices:  # a round that nobody came to is no news
-            detail = f"round {row.number}: {row.survived} of {row.devices} devices"
-            kind = "round summed" if row.phase == SUMMED else "round abandoned"
-            self.store.record(kind, self.now(), f"{detail}{': ' + row.why if row.why else ''}", self.task)
-        return entry
+        ended = {**self.ended, row.number: row}
+        if len(ended) > RECENT:
+            del ended[min(ended)]
+        self.ended = ended
 
     def keep_sums(self) -> None:
         """Write down the sums under masks: the bodies behind them go."""
@@ -484,7 +482,7 @@ class Rounds:
         """The newest rounds, those under way included."""
         now = datetime.fromisoformat(self.now())
         rows: Iterable[RoundRow] = [each.row for each in self.active.values()]
-        rows = sorted((*rows, *list(self.ended.values())), key=lambda row: row.number, reverse=True)[:limit]
+        rows = sorted((*rows, *self.ended.values()), key=lambda row: row.number, reverse=True)[:limit]
         return [self._figures(row, now) for row in rows]
 
     def _figures(self, row: RoundRow, now: datetime) -> RoundFigures:
@@ -531,6 +529,14 @@ def _opened(kind: type[Any], data: bytes) -> Any:
         return open_message(kind.kind, data)
     except Refused as refused:
         raise CrowdmlError(f"the store has a message of a round that cannot be read: {refused}") from refused
+
+
+def _told(row: RoundRow) -> tuple[str, str] | None:
+    """The event of its end; a round that nobody came to is no news."""
+    if not row.devices:
+        return None
+    kind = "round summed" if row.phase == SUMMED else "round abandoned"
+    return kind, f"round {row.number}: {row.survived} of {row.devices} devices{': ' + row.why if row.why else ''}"
 
 
 def _many(bitmap: bytes, devices: int) -> int:

@@ -19,6 +19,7 @@ from crowdml.storage.server.schema import (
     SERVER_NUMBER,
     body,
     device,
+    event,
     last_statement,
     round_,
     round_message,
@@ -26,10 +27,13 @@ from crowdml.storage.server.schema import (
     task,
 )
 
-__all__ = ["ENDED", "MASKED", "MOST_ROUNDS", "OpenRound", "RoundMessage", "RoundRow", "Rounds"]
+__all__ = [
+    "ENDED", "MASKED", "MOST_EVENTS", "MOST_ROUNDS", "OpenRound", "RoundMessage", "RoundRow", "Rounds", "add_event",
+]  # fmt: skip
 
 MASKED = "secagg/masked/1"
 ENDED = ("summed", "abandoned")
+MOST_EVENTS = 10_000
 MOST_ROUNDS = 10_000
 """Ended rounds of a task that are kept, for people to look at."""
 
@@ -178,10 +182,13 @@ class Rounds(Journal):
             if then_open is not None:
                 self._open_round(connection, number, then_open, at)
 
-    def end_round(self, task: bytes, row: RoundRow, total: JournalRow | None = None) -> Entry | None:
+    def end_round(
+        self, task: bytes, row: RoundRow, total: JournalRow | None = None, told: tuple[str, str] | None = None
+    ) -> Entry | None:
         """A round is over: what devices said in it goes, bodies of masked vectors included, and a total is journalled.
 
-        One transaction: after it the sum stands in the journal, and of each vector its hash alone.
+        One transaction: after it the sum stands in the journal, and of each vector its hash alone. `told` is the kind
+        and the detail of an event for people.
         """
         assert row.phase in ENDED
         assert row.ended_at is not None
@@ -215,6 +222,8 @@ class Rounds(Journal):
                     publication=None,
                 )
             )
+            if told is not None:
+                add_event(connection, *told, utc(row.ended_at), number)
             return entry
 
     @staticmethod
@@ -322,6 +331,15 @@ class Rounds(Journal):
         query = sa.select(sa.func.max(round_.c.number)).join(task, task.c.number == round_.c.task)
         with self.reading() as connection:
             return int(connection.execute(query.where(task.c.hash == task_hash)).scalar() or 0)
+
+
+def add_event(connection: Connection, kind: str, detail: str, at: str, of: int | None) -> int:
+    """Write an event for people to read; its id. The last 10,000 stay."""
+    row = connection.execute(event.insert().values(kind=kind, at=at, task=of, detail=detail))
+    (written,) = row.inserted_primary_key or (0,)
+    if written % 100 == 0:
+        connection.execute(event.delete().where(event.c.id <= written - MOST_EVENTS))
+    return int(written)
 
 
 def _numbers(connection: Connection, names: set[str]) -> dict[str, int]:

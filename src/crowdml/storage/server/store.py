@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from crowdml.errors import CrowdmlError
 from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
 from crowdml.storage.server.journal import task_number
-from crowdml.storage.server.rounds import Rounds
+from crowdml.storage.server.rounds import Rounds, add_event
 from crowdml.storage.server.schema import (
     SERVER_NUMBER,
     admission,
@@ -60,7 +60,6 @@ __all__ = [
 State = Literal["draft", "running", "paused", "stopped"]
 Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "revoked", "withdrawn"]
 
-MOST_EVENTS = 10_000
 MOST_POINTS = 400
 _NONE: frozenset[int] = frozenset()
 SALT = "salt"
@@ -630,11 +629,7 @@ class Store(Rounds):
         """Write an event for people to read; its id. No sample and no secret goes in here. The last 10,000 stay."""
         with self.writing() as connection:
             number = None if task is None else task_number(connection, task)
-            row = connection.execute(event.insert().values(kind=kind, at=utc(at), task=number, detail=detail))
-            (written,) = row.inserted_primary_key or (0,)
-            if written % 100 == 0:
-                connection.execute(event.delete().where(event.c.id <= written - MOST_EVENTS))
-            return int(written)
+            return add_event(connection, kind, detail, utc(at), number)
 
     def events(self, *, after: int = 0, task: bytes | None = None, limit: int = 100) -> list[Event]:
         """Newest first; those with an id above `after`."""
