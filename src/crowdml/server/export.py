@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from crowdml.errors import DataError
+from crowdml.privacy.losses import Loss, Renyi
 from crowdml.protocol import quote
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import Store
@@ -33,6 +35,11 @@ class Exported:
     """Check-ins of the device that gave most."""
     sample_epsilon: float
     device_epsilon: float
+    sample_alone: float = 0.0
+    """If everyone else colludes: more than `sample_epsilon` where something left under masks."""
+    device_alone: float = 0.0
+    cohorts: int = 0
+    """Cohorts that were added up; 0 where check-ins stand alone."""
 
 
 def export_model(store: Store, task: bytes) -> Exported:
@@ -44,15 +51,19 @@ def export_model(store: Store, task: bytes) -> Exported:
     lasts = store.last_seq(task)
     most = max((last.seq for last in lasts.values()), default=0)
     priced = quote(runner.fold.protocol, runner.task)
+    uses = min(most, runner.task.privacy.uses)  # of the dearest sample
     return Exported(
         task=runner.task,
         weights=runner.fold.weights,
         version=runner.offer.version,
-        check_ins=runner.index,
+        check_ins=runner.index - runner.totals,
         devices=len(lasts),
         most=most,
-        sample_epsilon=priced.sample_epsilon() if most else 0.0,
+        sample_epsilon=priced.sample_epsilon(uses) if most else 0.0,
         device_epsilon=priced.device_epsilon(most) if most else 0.0,
+        sample_alone=priced.sample_epsilon_alone(uses) if most else 0.0,
+        device_alone=priced.device_epsilon_alone(most) if most else 0.0,
+        cohorts=runner.totals,
     )
 
 
@@ -92,6 +103,8 @@ def _metadata(model: Exported) -> dict[str, str]:
         "version": str(model.version),
         "epsilon_sample": _epsilon(model.sample_epsilon),
         "epsilon_device": _epsilon(model.device_epsilon),
+        "epsilon_sample_alone": _epsilon(model.sample_alone),
+        "epsilon_device_alone": _epsilon(model.device_alone),
         "delta": f"{task.privacy.delta:g}",
     }
 
@@ -104,7 +117,9 @@ def model_card(model: Exported, *files: str) -> str:
     rows = quote(find(task), task).rows
     observers = ", ".join(sorted({row.mechanism.observer.value for row in rows}))
     adjacencies = ", ".join(sorted({row.mechanism.sensitivity.adjacency.value for row in rows}))
-    leaves = "\n".join(f"| {row.row} | {row.mechanism.kind} | `{row.loss}` | {row.mechanism.promise} |" for row in rows)
+    leaves = "\n".join(
+        f"| {row.row} | {row.mechanism.kind} | {_loss(row.loss)} | {row.mechanism.promise} |" for row in rows
+    )
     norm, most = task.features.norm, count_text(model.most, "check-in")
     use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
     return f"""# {task.title or task.name}
@@ -117,7 +132,7 @@ def model_card(model: Exported, *files: str) -> str:
 | model | {task.model["kind"]}, {" x ".join(map(str, model.weights.shape))} weights, version {model.version} |
 | features | {task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g} |
 | labels | {", ".join(task.labels.classes) or "a number"} |
-| made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")} |
+| made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")}{_cohorts(model)} |
 
 ## Privacy
 
@@ -127,7 +142,7 @@ def model_card(model: Exported, *files: str) -> str:
 | adjacency | {adjacencies} |
 | observer | {observers} |
 | a sample's ε | {_epsilon(model.sample_epsilon)} at δ = {task.privacy.delta:g} |
-| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({most}) |
+| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({most}) |{_alone(model)}
 | accountant | losses as the noise proves them (pure, zCDP, Rényi), composed exactly, converted once at δ |
 
 Data never seen: no sample left its device. {task.collects}
@@ -142,6 +157,28 @@ What left, each with noise that its own device drew:
 {use}"""
 
 
+def _cohorts(model: Exported) -> str:
+    return f", added up in {count_text(model.cohorts, 'cohort')}" if model.cohorts else ""
+
+
+def _alone(model: Exported) -> str:
+    """What is left under masks if the operator and everyone else collude (review, R11)."""
+    masking = model.task.masking
+    if masking is None:
+        return ""
+    least = f"{masking.minimum:,} survivors at least, {masking.colluders:,} colluders tolerated"
+    alone = f"a sample's ε {_epsilon(model.sample_alone)}, a device's ε {_epsilon(model.device_alone)}"
+    return f"\n| cohorts | {masking.cohort:,} devices at most, {least} |\n| if everyone else colludes | {alone} |"
+
+
+def _loss(loss: Loss) -> str:
+    """As the literature writes it; the divergences of all orders would fill the page."""
+    if not isinstance(loss, Renyi):
+        return f"`{loss}`"
+    shown = ", ".join(f"{float(loss.values[loss.orders.index(order)]):.3g} at {order}" for order in (2, 8, 32))
+    return f"Rényi at {len(loss.orders)} orders: {shown}, ..."
+
+
 def snippet(model: Exported, file: str) -> str:
     """Five lines that load the file and predict: with NumPy alone, or with onnxruntime where the file is .onnx."""
     return _onnx_snippet(model, file) if file.endswith(".onnx") else _numpy_snippet(model, file)
@@ -149,6 +186,8 @@ def snippet(model: Exported, file: str) -> str:
 
 def _numpy_snippet(model: Exported, file: str) -> str:
     task = model.task
+    if task.protocol["kind"] == "gram":
+        return _gram_snippet(model, file)
     order, bound = 1 if task.features.norm.kind == "l1" else 2, float(task.features.norm.bound)
     last = {
         "softmax": f"np.array({list(task.labels.classes)})[(x @ weights).argmax(1)]",
@@ -161,6 +200,22 @@ def _numpy_snippet(model: Exported, file: str) -> str:
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
             f"x = np.zeros((1, {task.features.dimension}))  # a row a sample; long ones are shrunk, as on a device:",
             f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
+        )
+    )
+
+
+def _gram_snippet(model: Exported, file: str) -> str:
+    """The public features of `gram` come from this library, by the map and seed in the task."""
+    task = model.task
+    table = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.protocol["map"].items()}
+    last = f"np.array({list(task.labels.classes)})[scores.argmax(1)]" if task.classes else "scores[:, 0]"
+    return "\n".join(
+        (
+            "import json, numpy as np; from crowdml.features.maps import MapSettings, make_map",
+            f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
+            'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
+            f"x = np.zeros((1, {task.features.dimension}), np.float32)  # a row a sample",
+            f"scores = make_map(MapSettings(**{table}), {task.features.dimension})(x) @ weights; print({last})",
         )
     )
 
