@@ -279,9 +279,8 @@ def test_a_task_stops_after_its_totals_and_its_open_rounds_are_abandoned(tmp_pat
     with serving(tmp_path, task, limits=MANY) as server:
         play(server, task)
         play(server, task)
-        soon(lambda: server.hub.states[task.hash] == "stopped")
         rounds = server.hub.rounds(task.hash)
-        assert not rounds.active
+        soon(lambda: server.hub.states[task.hash] == "stopped" and not rounds.active)
         assert rounds.ended[3].cause == "stopped"
         (device,) = crowd(server, task, 1)
         assert (device.ask().status, device.ask().slug) == (410, "task-stopped")

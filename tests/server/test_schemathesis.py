@@ -16,7 +16,9 @@ import pytest
 from device import Running, make_task, serving
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from masked_device import MaskedDevice, make_masked
 
+from crowdml.secagg import device as masker
 from crowdml.server.limits import Limits
 from crowdml.server.openapi import OPERATIONS, describe
 from crowdml.wire.keys import Key
@@ -25,7 +27,7 @@ from crowdml.wire.requests import authorize, enrol
 schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance  # noqa: E402
 
-TASK, CLOSED = make_task("open"), make_task("closed")
+TASK, CLOSED, MASKED = make_task("open"), make_task("closed"), make_masked("described", cohort=1000, minimum=990)
 LIMITS = Limits(device_rate=1e9, device_burst=1e9, address_rate=1e9, address_burst=1e9, address_connections=100_000)
 FEW, MANY = 15, 200
 
@@ -40,7 +42,7 @@ def as_it_is(ctx: Any, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("api"), TASK, CLOSED, limits=LIMITS, invite=100_000) as server:
+    with serving(tmp_path_factory.mktemp("api"), TASK, CLOSED, MASKED, limits=LIMITS, invite=100_000) as server:
         server.started.hub.closed.add(CLOSED.hash)
         yield server
 
@@ -57,7 +59,8 @@ def ask(case: Any, running: Running, kind: str, seed: int) -> None:
     """Make some of the requests right, as a device would; then ask, and hold the answer to the description."""
     parameters, key = case.path_parameters or {}, Key.from_secret(seed.to_bytes(32, "big"))
     if kind != "as made" and "task" in parameters:
-        parameters["task"] = (CLOSED if kind == "closed" else TASK).hash.hex()
+        named = MASKED if case.path.endswith("/round") else TASK
+        parameters["task"] = (CLOSED if kind == "closed" else named).hash.hex()
     if kind == "signed":
         device = running.device()
         if "device" in parameters:
@@ -65,6 +68,15 @@ def ask(case: Any, running: Running, kind: str, seed: int) -> None:
             target = case.formatted_path
             case.headers["Authorization"] = authorize(device.key, case.method, target, b"", now=time.time())
             case.body = b"" if case.method == "POST" else case.body
+        elif case.path.endswith("/round"):
+            member = MaskedDevice(device, MASKED, 0)
+            if case.method == "POST":
+                state = masker.advertise(member.terms, 1, device.key, after=0)
+                case.body = member.envelope("secagg/advert/1", state.sent, 1)
+            else:
+                case.query = {} if seed % 2 else {"round": 1}
+                target = member.path + ("" if seed % 2 else "?round=1")
+                case.headers["Authorization"] = authorize(device.key, "GET", target, b"", now=time.time())
         elif case.path.endswith("/check-in"):
             case.body = device.envelope(TASK, 1)
         elif case.path == "/v1/devices" and case.method == "POST":
