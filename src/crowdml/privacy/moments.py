@@ -1,0 +1,221 @@
+"""Second moments under masks: products of integers, summed over samples, with one share of Skellam noise.
+
+Each sample is clipped and brought to integers first and multiplied afterwards (review, R8), so its contribution is a
+product of two short integer vectors and the sensitivity of the sum is a theorem about such products, with no rounding
+to pay. Proof: docs/proofs/moments.md.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers
+from crowdml.errors import GuaranteeError
+from crowdml.privacy.calibration import ORDERS, skellam_variance
+from crowdml.privacy.grid import TOO_LARGE, Grid
+from crowdml.privacy.losses import Filter, Loss, Renyi, Total, exact
+from crowdml.privacy.mechanisms import l1_of, root_up
+from crowdml.privacy.noise import Source
+from crowdml.privacy.private import Rows
+from crowdml.privacy.sensitivity import L2, Adjacency, Observer
+from crowdml.records import record
+
+__all__ = ["KINDS", "SkellamGram", "join", "moments_loss", "moments_variance", "reach", "split"]
+
+LARGEST_PART = 2**17
+"""In grid steps: noise of a larger standard deviation is drawn as a sum, so that no table of its law grows large."""
+EXACT = 2**53
+"""Sums of integers below it are exact in float64, in whatever order a machine adds them."""
+
+
+def reach(clip: int, positive: bool) -> Fraction:
+    """How far replacing one sample moves (h h^T, h y^T) in the Frobenius norm for |h|, |y| <= clip, rounded up.
+
+    sqrt(9/2) clip^2, at h.h' = -clip^2 / 2 with one label; 2 clip^2 where no entry is below zero.
+    """
+    return Fraction(2 * clip**2) if positive else root_up(Fraction(9, 2) * clip**4)
+
+
+@lru_cache(maxsize=1024)
+def moments_loss(l2: Fraction, l1: Fraction, variance: Fraction) -> Renyi:
+    """As `calibration.skellam_loss`, where entries off the diagonal have half the variance, as if sqrt(2) times them
+    had been sent: `l2` is in that norm, and the terms beyond the Gaussian's take the smaller variance for all entries.
+    """
+    if min(l2, l1, variance) <= 0:
+        raise GuaranteeError(f"sensitivities {l2}, {l1} and a variance of {variance} prove nothing; all are above 0.")
+    square, small = Fraction(l2) ** 2, Fraction(variance) / 2
+
+    def at(order: int) -> Fraction:
+        excess = min(((2 * order - 1) * square + 6 * l1) / (4 * small * small), 3 * l1 / (2 * small))
+        return _up(order * square / (2 * variance) + excess)
+
+    return Renyi(ORDERS, tuple(at(order) for order in ORDERS))
+
+
+def _up(value: Fraction, bits: int = 30) -> Fraction:
+    """Rounded up by at most one part in 2^(bits - 1)."""
+    unit = Fraction(2) ** (value.numerator.bit_length() - value.denominator.bit_length() - 1 - bits)
+    return -(-value // unit) * unit
+
+
+@lru_cache(maxsize=256)
+def moments_variance(l2: Fraction, l1: Fraction, epsilon: Fraction, delta: float) -> Fraction:
+    """The least variance, rounded up, such that a release whose loss is `moments_loss` is (epsilon, delta)-DP."""
+    budget = exact(epsilon)
+
+    def is_enough(variance: Fraction) -> bool:
+        plan = Total.of([moments_loss(l2, l1, variance)])
+        return exact(plan.epsilon(delta)) <= budget and Filter.of(budget, delta, plan).allows(Total(), plan)
+
+    low = skellam_variance(l2, l1, epsilon, delta)  # enough if the smaller variance cost nothing
+    high = low
+    while not is_enough(high):
+        low, high = high, 2 * high
+    for _ in range(20 if high > low else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+@record
+class SkellamGram:
+    """Adds this device's share of Skellam noise to sums of h h^T and h y^T over its samples.
+
+    Guarantee: Renyi DP at integer orders (Agarwal, Kairouz, Liu 2021) against who sees the cohort's sum, for replacing
+    one sample, or all samples of the device, per release. Features h and labels y are each clipped to `clip` grid steps
+    in the l2 norm and truncated toward zero, then multiplied: the moments move by at most sqrt(9/2) clip^2 (2 clip^2
+    if `positive`: entries below zero count as zero), counted with twice the squares off the diagonal, where the noise
+    has half the variance. Proof: docs/proofs/moments.md.
+    """
+
+    clip: int  # in grid steps
+    features: int
+    labels: int
+    variance: Fraction
+    """Of one device's share: on the diagonal and on features times labels. Half of it off the diagonal."""
+    honest: int
+    grid: Grid
+    covers: Rows
+    promise: str
+    positive: bool = False
+    adjacency: Adjacency = Adjacency.REPLACE_SAMPLE
+    observer: Observer = Observer.AGGREGATE
+    kind: str = "skellam-gram"
+
+    def __post_init__(self) -> None:
+        if self.honest < 1 or self.variance <= 0 or min(self.features, self.labels, self.clip) < 1:
+            raise GuaranteeError(
+                f"A share of noise has a variance above 0 and at least one honest device adds one; this has "
+                f"{float(self.variance):g} and {self.honest}, for {self.features} features and {self.labels} labels."
+            )
+        if self.bound >= EXACT:
+            raise GuaranteeError(
+                f"{self.covers.size} samples of up to {self.clip} grid steps sum up to {self.bound}, which is not "
+                "exact in float64. Choose a coarser grid."
+            )
+
+    @property
+    def length(self) -> int:
+        """The diagonal, what is above it row by row, then features times labels row by row."""
+        return self.features * (self.features + 1) // 2 + self.features * self.labels
+
+    @property
+    def bound(self) -> int:
+        return self.covers.size * self.clip**2
+
+    @property
+    def sensitivity(self) -> L2:
+        samples = 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
+        return L2(samples * reach(self.clip, self.positive), self.adjacency)
+
+    def _loss(self, samples: int, shares: int) -> Loss:
+        l2 = samples * reach(self.clip, self.positive)
+        return moments_loss(l2, l1_of(l2, self.length), shares * self.variance)
+
+    @property
+    def loss(self) -> Loss:
+        return self._loss(1, self.honest)
+
+    @property
+    def device_loss(self) -> Loss:
+        return self._loss(self.covers.size, self.honest)
+
+    @property
+    def alone(self) -> Loss:
+        return self._loss(1, 1)
+
+    @property
+    def device_alone(self) -> Loss:
+        return self._loss(self.covers.size, 1)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        """Contributions [b, features + labels]: a sample's features, then its labels -> int64 [length]."""
+        return self.moments(contributions) + self.noise(noise)
+
+    def moments(self, contributions: Array) -> Integers:
+        """The sums without noise, exact: for `draw`, and for simulations that add the noise of a whole cohort."""
+        rows = np.asarray(contributions)
+        if rows.ndim != 2 or rows.shape[1] != self.features + self.labels:
+            raise GuaranteeError(
+                f"The table prices {self.features} features and {self.labels} labels a sample; this has {rows.shape}."
+            )
+        h = self.steps(rows[:, : self.features]).astype(np.float64)
+        y = self.steps(rows[:, self.features :]).astype(np.float64)
+        return join(h.T @ h, h.T @ y)
+
+    def steps(self, rows: Array) -> Integers:
+        """Rows [b, n] -> int64 [b, n], each of integer norm at most `clip`: clip, truncate toward zero, check.
+
+        What is not finite counts as zero, and so does a row that a rounding of the scaling left too long.
+        """
+        wide = np.asarray(rows, np.float64)
+        usable = np.abs(wide) < TOO_LARGE * float(self.grid.step)  # false for NaN
+        scaled = np.where(usable, wide, 0.0) / float(self.grid.step)
+        size = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))
+        whole = np.trunc(scaled * (self.clip / np.maximum(size, self.clip))).astype(np.int64)
+        if self.positive:
+            whole = np.maximum(whole, 0)
+        within = (whole * whole).sum(axis=1, keepdims=True) <= self.clip**2
+        return np.where(within, whole, 0)
+
+    def noise(self, source: Source, shares: int = 1) -> Integers:
+        """Noise of `shares` devices together, int64 [length]: the sum of Skellam variables is one of their variance."""
+        above = self.features * (self.features - 1) // 2
+        parts = max(1, -(-shares * self.variance // LARGEST_PART**2))
+        each = shares * self.variance / parts
+        total = np.zeros(self.length, np.int64)
+        for _ in range(parts):
+            drawn = (
+                source.skellam(each, like=np.zeros(self.features, np.int32)),
+                source.skellam(each / 2, like=np.zeros(above, np.int32)),
+                source.skellam(each, like=np.zeros(self.features * self.labels, np.int32)),
+            )
+            total += np.concatenate(drawn)
+        return total
+
+
+def join(gram: Array, cross: Array) -> Integers:
+    """A symmetric matrix of whole numbers [d, d] and [d, labels] as one vector: diagonal, above it, then the second."""
+    parts = (np.diagonal(gram), gram[_above(len(gram))], cross.reshape(-1))
+    return np.concatenate([np.rint(part).astype(np.int64) for part in parts])
+
+
+def split(moments: Array, features: int, labels: int) -> tuple[Array, Array]:
+    """The other way: float64 [features, features], symmetric, and [features, labels]."""
+    above = features * (features - 1) // 2
+    diagonal, upper, cross = np.split(np.asarray(moments, np.float64), [features, features + above])
+    gram = np.zeros((features, features))
+    gram[_above(features)] = upper
+    return gram + gram.T + np.diag(diagonal), cross.reshape(features, labels)
+
+
+@lru_cache(maxsize=4)
+def _above(size: int) -> Array:
+    return np.triu(np.ones((size, size), np.bool_), 1)
+
+
+KINDS: tuple[type, ...] = (SkellamGram,)
+"""The mechanisms of this module, for the docs and the tests that look for each of them."""
