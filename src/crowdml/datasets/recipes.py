@@ -84,6 +84,14 @@ def mnist_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
     )  # fmt: skip
 
 
+def mnist_pixels(paths: Paths) -> Prepared:
+    """The 784 pixels of mnist.npz, over 255, in the splits of `mnist`. Nothing is fitted."""
+    arrays = read_npz(paths[0], "mnist-pixels")
+    train, test = _pixels(arrays["x_train"]), _pixels(arrays["x_test"])
+    labels = arrays["y_test"]
+    return Prepared(train, arrays["y_train"], test[EVALUATION], labels[EVALUATION], test[PUBLIC], labels[PUBLIC])
+
+
 def mnist_as_published_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
     """The paper's way (Hamm et al. 2015, section V-C): PCA fitted on all training images, errors on all test images.
 
