@@ -422,10 +422,21 @@ def _show(report: Report, shown: Consent) -> None:
         report.print(f" - {one_line(promise)}")
     most = shown.check_ins
     times = "a check-in" if most is None else f"all {most:,} check-ins it may make" if most > 1 else "its only check-in"
+    serves = "" if shown.uses == 1 else f" in all the {shown.uses:,} check-ins in which it serves"
+    if shown.colluders is None:
+        condition = f"The price, at δ = {shown.delta:g}"
+    else:
+        report.print("All of it leaves under masks: the server sees the sum over a cohort, and no device's own values.")
+        condition = f"The price with at most {count_text(shown.colluders, 'colluder')}, at δ = {shown.delta:g}"
     report.print(
-        f"The price, at δ = {shown.delta:g}: any one sample loses at most ε = {epsilon_text(shown.epsilon_sample)}; "
+        f"{condition}: any one sample loses at most ε = {epsilon_text(shown.epsilon_sample)}{serves}; "
         f"the device, as if all its samples were replaced, ε = {epsilon_text(shown.epsilon_device)} after {times}."
     )
+    if shown.epsilon_sample_alone is not None and shown.epsilon_device_alone is not None:
+        report.print(
+            f"If everyone else colludes: a sample ε = {epsilon_text(shown.epsilon_sample_alone)}, "
+            f"the device ε = {epsilon_text(shown.epsilon_device_alone)}."
+        )
     report.line(f"Task {shown.name}, sha256 {shown.task}")
 
 
@@ -474,11 +485,14 @@ def _rates_table(rates: Rates) -> Any:
 
 
 def _spent(summary: Summary, device: str) -> str:
+    sample, whole = summary.epsilon_sample_alone, summary.epsilon_device_alone
+    is_masked = sample > summary.epsilon_sample or whole > summary.epsilon_device
     return (
         f"{count_text(summary.check_ins, 'check-in')}. "
         "Over everything ever given the dearest sample has paid ε = "
         f"{epsilon_text(summary.epsilon_sample)}, {device} ε = {epsilon_text(summary.epsilon_device)} "
         f"(δ = {summary.delta:g})."
+        + (f" If everyone else colludes: {epsilon_text(sample)} and {epsilon_text(whole)}." if is_masked else "")
     )
 
 

@@ -70,25 +70,29 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
 
     path = _path(folder)
     with Ledger(path, must_exist=True) as book:
-        charges, top, whole, given = (
-            book.charges(),
-            book.dearest_sample(delta),
-            book.device_total(),
-            book.samples_given(),
+        charges, given = book.charges(), book.samples_given()
+        tops = [book.dearest_sample(delta), book.dearest_sample(delta, alone=True)]
+        whole, whole_alone = book.device_total().epsilon(delta), book.device_total(alone=True).epsilon(delta)
+    dearest, dearest_alone = (0.0 if top is None else top[1].epsilon(delta) for top in tops)
+    masked = any(charge.alone is not None for charge in charges)
+    report.print(f"The dearest sample has paid ε = {epsilon_text(dearest)}, the device ε = {epsilon_text(whole)}")
+    if masked:
+        report.print("with no more colluders than the tasks say;")
+        report.print(
+            f"if everyone else colludes, the dearest sample ε = {epsilon_text(dearest_alone)}, "
+            f"the device ε = {epsilon_text(whole_alone)}"
         )
-    dearest = top[1].epsilon(delta) if top is not None else 0.0
-    report.print(
-        f"The dearest sample has paid ε = {epsilon_text(dearest)}, the device ε = {epsilon_text(whole.epsilon(delta))}"
-    )
     report.print(f"(δ = {delta:g}), in {_many(len(charges), 'charge')} on {_many(given, 'sample')}.")
-    table = make_table("when", "task", "what", "samples", "sample pays", "seen by", numbers=False)
+    second = ("if all collude",) if masked else ()
+    table = make_table("when", "task", "what", "samples", "sample pays", *second, "seen by", numbers=False)
     for charge in charges[:last]:
         table.add_row(
             charge.charged_at[:19].replace("T", " "),
             charge.task.hex()[:8],
             charge.mechanism,
             f"{charge.first_sample}-{charge.last_sample}",
-            loss_text(charge.loss),
+            loss_text(charge.loss, delta),
+            *((loss_text(charge.alone or charge.loss, delta),) if masked else ()),
             charge.observer.value,
         )
     report.print(table)
@@ -99,7 +103,9 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
             "path": str(path),
             "delta": delta,
             "epsilon_sample": dearest,
-            "epsilon_device": whole.epsilon(delta),
+            "epsilon_device": whole,
+            "epsilon_sample_alone": dearest_alone,
+            "epsilon_device_alone": whole_alone,
             "samples": given,
             "charges": [_plain(charge) for charge in charges],
         }
@@ -251,6 +257,8 @@ def _plain(charge: Charge) -> dict[str, Any]:
         "mechanism": charge.mechanism,
         "loss": str(charge.loss),
         "device_loss": str(charge.device_loss),
+        "alone": str(charge.alone or charge.loss),
+        "device_alone": str(charge.device_alone or charge.device_loss),
         "unit": charge.unit,
         "adjacency": charge.adjacency.value,
         "observer": charge.observer.value,

@@ -215,9 +215,13 @@ def epsilon_text(epsilon: float) -> str:
     return "none: no noise" if math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
-def loss_text(loss: Any) -> str:
-    """'pure 0.05', 'zcdp 0.0147': what the noise proves, as a number."""
+def loss_text(loss: Any, delta: float | None = None) -> str:
+    """'pure 0.05', 'zcdp 0.0147': what the noise proves, as a number; a list of orders as its epsilon at delta."""
     kind, _, number = str(loss).partition(" ")
+    if delta is not None and ":" in number:
+        from crowdml.privacy.losses import Total
+
+        return f"{kind}, ε {epsilon_text(Total.of([loss]).epsilon(delta))}"
     return f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(loss)
 
 

@@ -73,6 +73,9 @@ class Summary:
     bytes_down: int
     epsilon_sample: float
     epsilon_device: float
+    epsilon_sample_alone: float
+    """If everyone else colludes: more than `epsilon_sample` where something left under masks."""
+    epsilon_device_alone: float
     delta: float
     endings: dict[str, int]
     reason: str
@@ -242,6 +245,9 @@ class Fleet:
         tops = [runner.member.ledger.dearest_sample(delta) for runner in self.runners]
         samples = {top[1] for top in tops if top is not None}
         devices = {runner.member.ledger.device_total() for runner in self.runners}
+        alone = [runner.member.ledger.dearest_sample(delta, alone=True) for runner in self.runners]
+        samples_alone = {top[1] for top in alone if top is not None}
+        devices_alone = {runner.member.ledger.device_total(alone=True) for runner in self.runners}
         made, (p50, p99) = sum(each.check_ins for each in counts), self._latency()
         ended = [ending for ending in endings if ending is not None]
         return Summary(
@@ -258,6 +264,8 @@ class Fleet:
             bytes_down=self.client.bytes_down,
             epsilon_sample=max((total.epsilon(delta) for total in samples), default=0.0),
             epsilon_device=max((total.epsilon(delta) for total in devices), default=0.0),
+            epsilon_sample_alone=max((total.epsilon(delta) for total in samples_alone), default=0.0),
+            epsilon_device_alone=max((total.epsilon(delta) for total in devices_alone), default=0.0),
             delta=delta,
             endings=dict(Counter("time" if ending is None else ending.kind for ending in endings)),
             reason=ended[0].reason if ended else "The time was over.",

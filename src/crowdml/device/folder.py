@@ -81,6 +81,12 @@ class Consent:
     delta: float
     by: str = ""
     at: str = ""
+    colluders: int | None = None
+    """Under masks: with so many the two prices hold, and the next two if everyone else colludes. None: no masks."""
+    epsilon_sample_alone: float | None = None
+    epsilon_device_alone: float | None = None
+    uses: int = 1
+    """How often a sample serves: what it loses is for all of them together."""
 
 
 def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
@@ -104,17 +110,23 @@ def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
 
 def offer(task: Task, protocol: Protocol) -> Consent:
     """What an owner is shown before joining: computed from the task itself, not from what the server says."""
-    priced, most = quote(protocol, task), affordable(protocol, task)
+    priced, most, uses = quote(protocol, task), affordable(protocol, task), task.privacy.uses
+    made = 1 if most is None else most
+    masked = task.masking is not None and protocol.masked is not None
     return Consent(
         task.hash.hex(),
         task.name,
         task.title,
         task.collects,
         tuple(row.mechanism.promise for row in priced.rows),
-        priced.sample_epsilon(),
-        priced.device_epsilon(1 if most is None else most),
+        priced.sample_epsilon(uses),
+        priced.device_epsilon(made),
         most,
         priced.delta,
+        colluders=task.masking.colluders if masked and task.masking is not None else None,
+        epsilon_sample_alone=priced.sample_epsilon_alone(uses) if masked else None,
+        epsilon_device_alone=priced.device_epsilon_alone(made) if masked else None,
+        uses=uses,
     )
 
 

@@ -137,6 +137,7 @@ async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]
     """
     found: dict[int, Signed] = {}
     marks = folder.last_marks()
+    masked = any(folder.accepted(bytes.fromhex(task))[0].masking is not None for task in folder.consents())
     for number, key in keys:
         signed, mark = await _statement(client, key, clock), marks.get(number)
         if signed is not None and mark is not None and signed.hash.hex() == mark.hash:
@@ -145,7 +146,7 @@ async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]
     with folder.new_ledger() as ledger:
         for number, signed in found.items():
             try:
-                _begin_from(ledger.of(number), signed, clock.utc())
+                _begin_from(ledger.of(number), signed, clock.utc(), masked=masked)
             except BudgetExhausted:  # a total that no charge can stand for
                 exhausted.add(number)
         folder.note_recovery(frozenset(found), frozenset(exhausted))
@@ -165,8 +166,13 @@ async def _statement(client: Client, key: Key, clock: Clock) -> Signed | None:
     return signed if signed.verify(key.public) and signed.statement.samples else None
 
 
-def _begin_from(ledger: Ledger, signed: Signed, now: str) -> None:
-    """One charge of each kind of loss on as many samples as were given: each as dear as the dearest was."""
+def _begin_from(ledger: Ledger, signed: Signed, now: str, *, masked: bool) -> None:
+    """One charge of each kind of loss on as many samples as were given: each as dear as the dearest was.
+
+    `masked`: some of it may have left under masks. What that costs if everyone else colludes is in no statement, so
+    nothing is promised.
+    """
+    observer, unknown = (Observer.AGGREGATE, Unbounded()) if masked else (Observer.ANYONE, None)
     statement, task = signed.statement, signed.envelope.task
     span = ledger.take_serials(statement.samples)
     device, dearest = _losses(statement.device_total), _losses(statement.dearest_total)
@@ -176,11 +182,13 @@ def _begin_from(ledger: Ledger, signed: Signed, now: str) -> None:
             "recovered",
             dearest.get(kind, _nothing(loss)),
             loss,
-            Observer.ANYONE,
+            observer,
             Adjacency.REPLACE_SAMPLE,
             span[0],
             span[-1],
             now,
+            unknown,
+            unknown,
         )
         for kind, loss in device.items()
     ]

@@ -131,11 +131,12 @@ class Rounds:
                 if self._phase is None:
                     await self._ready()
                 async with self._gate:
-                    view: RoundView | None = await self._look()
-                    wait = 0
-                    while view is not None:
-                        wait = view.wait
-                        view = await self._step(view, draw)
+                    view = await self._look()
+                    if view.body and view.phase == SAID.get(self._phase or ""):
+                        self._said = False  # it asks for what it acknowledged: it hears it once more a look
+                    wait = view.wait
+                    while (answer := await self._step(view, draw)) is not None:
+                        view, wait = answer, answer.wait
                 pause = wait / 1000 * (0.5 + self._chance())  # spread, so that a cohort does not ask at once
                 await self._clock.sleep(min(LONGEST_WAIT, max(SHORTEST_WAIT, pause)))
         except _Over as over:
@@ -176,7 +177,7 @@ class Rounds:
             raise Refused(f"The server speaks of round {view.round} to a device in round {self._last}.")
         self._progress(view)
         if view.phase == SAID[phase]:
-            return await self._say() if phase in KINDS and (not self._said or view.body) else None
+            return await self._say() if phase in KINDS and not self._said else None
         if view.phase != HEARS.get(phase):
             if PHASES.index(view.phase) < PHASES.index(SAID[phase]):
                 raise Refused(f"Round {view.round} went back to {view.phase!r}, which was over.")

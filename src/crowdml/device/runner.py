@@ -398,8 +398,8 @@ class Runner:
         sensing: asyncio.Task[None] | None = None
         try:
             await self._conditions()
+            self._restore()  # first: what answers a refusal writes down how often the batch has served
             await self._send_outbox()
-            self._restore()
             if self._rounds is not None:
                 await self._in_rounds(self._rounds.finish())
             self._lazy = self.source.waits and not len(self._buffer)
