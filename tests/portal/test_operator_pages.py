@@ -27,8 +27,8 @@ from crowdml.cli.task import find_task, shipped_text
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
 from crowdml.server.hub import utc_now
-from crowdml.server.portal.simulation import LONGEST, MEMORY, Asked, Simulation, Simulations, has_jax
-from crowdml.server.portal.task_form import FIELDS, check_text, defaults, field_of, task_text, values_of
+from crowdml.server.portal.simulation import LONGEST, MEMORY, Asked, Simulation, Simulations, has_jax, suitable_data
+from crowdml.server.portal.task_form import FIELDS, check_text, defaults, field_of, flaws_of, task_text, values_of
 from crowdml.storage.server import JournalRow
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
@@ -53,7 +53,7 @@ def drafted(desk: Desk, values: dict[str, str]) -> str:
 
 
 def test_every_key_of_the_form_is_a_key_of_a_task_file_and_its_text_is_a_task():
-    for name in ("activity", "demo", "digits", "digits012", "mnist"):
+    for name in ("activity", "digits", "digits012", "mnist"):
         text, flaws = task_text(values_of(find_task(name)))
         assert not flaws
         given, found = settled(find_task(name)), check_text(text)
@@ -313,7 +313,8 @@ def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: C
     page = desk.post("/operator/login", name="watcher", password="correct horse battery staple")
     assert "From the signed totals of 12 devices" in page.text
     assert "unknown-device" in page.text
-    assert page.text.count('<svg class="bars"') == 3
+    assert page.text.count('<svg class="bars"') == 2
+    assert "1.9, the same for all of them" in page.text, "each sample serves once"
     assert re.search(r"\d+\.\d% \(\d+% to \d+%\)", page.text), "the error with its interval"
     one = desk.get(f"/operator/tasks/{busy.task.hash.hex()[:12]}")
     assert "updates in the middle" in one.text
@@ -593,3 +594,29 @@ def test_a_closed_draft_is_closed_from_its_first_moment(crowd: Crowd):
     ).result(20)
     hub._writer.submit(hub._follow).result(20)
     assert seen == [True, True]
+
+
+def test_everything_that_is_wrong_with_a_form_is_said_at_once():
+    wrong = {"name": "two words", "features.dimension": "-3", "labels.classes": "one", "model.l2": "-1",
+             "privacy.delta": "7", "privacy.epsilon.gradient": "0", "protocol.batch": "x"}  # fmt: skip
+    assert set(flaws_of({**DIGITS, **wrong})) == set(wrong)
+    assert flaws_of(DIGITS) == {}
+
+
+def test_a_draft_is_tried_on_data_of_its_own_shape():
+    text, _ = task_text({**DIGITS, "name": "anything"})
+    found = suitable_data(check_text(text))
+    assert found[0] in ("digits", "digits012")
+    assert "synthetic" in found, "it takes any shape"
+    assert "mnist" not in found
+    other, _ = task_text({**DIGITS, "features.dimension": "7"})
+    assert suitable_data(check_text(other)) == ("synthetic",)
+
+
+def test_a_shipped_task_that_the_form_cannot_say_begins_as_a_file(crowd: Crowd):
+    desk = set_up(crowd)
+    page = desk.get("/operator/tasks/new")
+    assert '<a href="/operator/tasks/new?from=digits">' in page.text
+    assert '<a href="/operator/tasks/file?from=demo">' in page.text
+    assert "[masking]" in desk.get("/operator/tasks/file?from=demo").text
+    assert desk.get("/operator/tasks/new?from=demo").status == 200

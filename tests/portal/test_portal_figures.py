@@ -12,6 +12,7 @@ from crowd import make_study
 from crowdml.protocol import Noisy, Tally
 from crowdml.server.points import Moment
 from crowdml.server.portal.figures import CHARTS, can_draw, draw, thinned, work_out
+from crowdml.server.portal.health import _histogram
 from crowdml.server.portal.words import words
 
 TASK = make_study()
@@ -119,3 +120,17 @@ def test_a_long_table_is_thinned_evenly_and_keeps_its_ends():
     kept = thinned(list(range(400)))
     assert (len(kept), kept[0], kept[-1]) == (12, 0, 399)
     assert thinned([1, 2]) == [1, 2]
+
+
+def test_no_axis_of_an_error_rate_goes_below_nothing():
+    few = work_out(TASK, moments([0.02, 0.02]))
+    assert few.errors[-1].rate.low < 0, "the noise would have it so"
+    assert "−" not in draw("error", few, words("en"), "light", "svg").decode()
+
+
+def test_values_that_are_all_the_same_have_no_spread():
+    same, other = _histogram([1.9, 1.9]), _histogram([1.0, 2.0])
+    assert same is not None
+    assert same.is_one
+    assert other is not None
+    assert not other.is_one

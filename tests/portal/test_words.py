@@ -110,3 +110,11 @@ def test_values_are_escaped_and_sentences_may_hold_them():
 def test_a_moment_is_written_in_words_and_for_machines():
     shown = words("de").moment("2026-03-05T14:03:00+00:00")
     assert shown == '<time datetime="2026-03-05T14:03:00+00:00">5. März 2026, 14:03 UTC</time>'
+
+
+@pytest.mark.parametrize("name", ["home.price", "study.price.all", "join.price_text", "study.learns.stop_steps"])
+def test_one_check_in_is_not_said_as_many(name: str):
+    values = {"sample": "1", "device": "2", "delta": "3"}
+    for language, many in (("en", "check-ins"), ("de", "Beiträge")):
+        assert many not in words(language)(name, n=1, **values)
+        assert many in words(language)(name, n=2, **values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -91,14 +92,15 @@ async def by_form(visit: Visit) -> Response:
     if visit.request.method != "POST":
         return _form_page(visit, await _beginning(visit), {})
     values = {key: visit.form.get(key, "") for key in task_form.FIELDS}
-    text, flaws = task_form.task_text(values)
-    if not flaws:
+    found = await visit.read(task_form.flaws_of, values)
+    if not found:
+        text, _ = task_form.task_text(values)
         try:
             task = await visit.read(_checked, text)
             return visit.go((await _keep(visit, text, task, from_form=True)).path)
         except TaskError as error:
-            key = task_form.field_of(str(error)) or ""
-            flaws[key] = _about(key, _plain(error))
+            found[task_form.field_of(str(error)) or ""] = str(error)
+    flaws = {key: _about(key, _plain(sentence)) for key, sentence in found.items()}
     return _form_page(visit, values, flaws, 422)
 
 
@@ -116,7 +118,7 @@ async def _beginning(visit: Visit) -> dict[str, str]:
     """The fields to start with: of a draft, of a shipped task, or the defaults."""
     query = visit.request.query_params
     if name := query.get("from"):
-        if name in shipped():
+        if shipped().get(name) == "new":
             return task_form.values_of(parse(shipped_text(name)))
         for draft in await visit.read(all_drafts, visit.store):
             if draft.id == name:
@@ -128,7 +130,8 @@ async def _beginning(visit: Visit) -> dict[str, str]:
 async def by_file(visit: Visit) -> Response:
     """GET, POST /operator/tasks/file: a task by its file, chosen or pasted."""
     if visit.request.method != "POST":
-        text, name = "", visit.request.query_params.get("from", "")
+        name = visit.request.query_params.get("from", "")
+        text = shipped_text(name) if name in shipped() else ""
         for draft in await visit.read(all_drafts, visit.store):
             text = draft.text if draft.id == name else text
         return visit.page("file.html", text=text, flaw="")
@@ -146,7 +149,7 @@ def _checked(text: str) -> Task:
     return task
 
 
-def _plain(error: TaskError) -> str:
+def _plain(error: TaskError | str) -> str:
     return str(error).removeprefix("the task: ")
 
 
@@ -157,11 +160,16 @@ def _about(key: str, sentence: str) -> str:
     return short[:1].upper() + short[1:]
 
 
-def shipped() -> list[str]:
-    """Names of the tasks that come with the package."""
-    return sorted(
-        entry.name[:-5] for entry in resources.files("crowdml.tasks").iterdir() if entry.name.endswith(".toml")
-    )
+@lru_cache
+def shipped() -> dict[str, str]:
+    """Names of the tasks that come with the package, and where to begin from each: what the form lacks is in a file."""
+    folder = resources.files("crowdml.tasks")
+    names = sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {name: "new" if _has_form(parse(shipped_text(name))) else "file" for name in names}
+
+
+def _has_form(task: Task) -> bool:
+    return task.masking is None and task.protocol["kind"] == "sgd"
 
 
 def shipped_text(name: str) -> str:
@@ -193,7 +201,7 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         has_jax=has_jax(),
         run=run,
         busy=runs.running() not in (None, draft.id),
-        datasets=suitable_data(draft.task),
+        datasets=await visit.read(suitable_data, draft.task),
         form=form,
         flaws=flaws,
         hosted=draft.task.hash in visit.hub.runners,

@@ -197,7 +197,7 @@ def _draw_error(axes: Axes, figures: Figures, said: Words, look: dict[str, str])
     low, high = [each.rate.low for each in shown], [each.rate.high for each in shown]
     axes.fill_between(x, low, high, color=look["accent"], alpha=0.18, linewidth=0)
     axes.plot(x, [each.rate.value for each in shown], color=look["accent"], linewidth=2)
-    axes.set_ylim(min(0.0, *low), max(0.1, *high))
+    axes.set_ylim(0.0, min(1.0, max(0.1, *high)))  # what noise puts beyond them is no rate
     axes.yaxis.set_major_formatter(lambda value, _: said.percent(value, 0))
     axes.xaxis.set_major_formatter(lambda value, _: said.number(round(value)))
     axes.set_xlabel(said("chart.axis.check-ins"))

@@ -108,6 +108,12 @@ class Histogram:
     counts: tuple[int, ...]
     middle: float
     most: float
+    least: float
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all values are the same, to what people read: then there is nothing to spread."""
+        return self.most - self.least <= 0.005 * self.most
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,8 @@ def _histogram(values: Sequence[float], bins: int = 12) -> Histogram | None:
     counts = [0] * bins
     for value in finite:
         counts[min(bins - 1, int(bins * (value / high)))] += 1
-    return Histogram(tuple(high * (place / bins) for place in range(bins + 1)), tuple(counts), median_low(finite), high)
+    edges = tuple(high * (place / bins) for place in range(bins + 1))
+    return Histogram(edges, tuple(counts), median_low(finite), high, min(finite))
 
 
 # --- the whole server ---

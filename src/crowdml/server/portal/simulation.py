@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from crowdml.datasets import NAMES
+from crowdml.datasets import NAMES, catalogue
 from crowdml.errors import CrowdmlError
 from crowdml.task import Task
 
@@ -54,9 +54,16 @@ def has_jax() -> bool:
 
 
 def suitable_data(task: Task) -> tuple[str, ...]:
-    """The data sets that a draft may be tried on; which of them fit, the simulator says."""
-    named = (task.name,) if task.name in NAMES else ()
-    return tuple(dict.fromkeys((*named, "synthetic", *NAMES)))
+    """The data sets that a draft may be tried on: of its features and classes, and what code makes in any shape.
+
+    What is on this machine comes first, and of that the task's namesake; of the others the files have to be put here.
+    """
+    if task.classes is None:
+        return ()
+    shape = task.features.dimension, task.classes
+    fitting = [each for each in catalogue() if each.name != "synthetic" and (each.features, each.classes) == shape]
+    here = sorted((each for each in fitting if each.found), key=lambda each: each.name != task.name)
+    return (*(each.name for each in here), "synthetic", *(each.name for each in fitting if not each.found))
 
 
 @dataclass(frozen=True)

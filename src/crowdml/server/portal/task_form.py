@@ -17,7 +17,7 @@ from crowdml.protocols import settled
 from crowdml.protocols.sgd import public_step
 from crowdml.task import Task, parse
 
-__all__ = ["SECTIONS", "Field", "Section", "check_text", "defaults", "field_of", "task_text", "values_of"]
+__all__ = ["SECTIONS", "Field", "Section", "check_text", "defaults", "field_of", "flaws_of", "task_text", "values_of"]
 
 Kind = Literal["text", "area", "number", "lines", "choice"]
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
@@ -35,6 +35,8 @@ class Field:
     default: str = ""
     optional: bool = False
     whole: bool = False
+    only: str = ""
+    """What it is for, where another choice decides whether it must be filled in."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ SECTIONS: tuple[Section, ...] = (
                 "class",
             ),
             Field("labels.classes", "Classes", "One a line, at least two. Nothing here for a number.", "lines",
-                  optional=True),
-            Field("labels.bound", "Bound on a number", "For a number only: its largest size.", "number", optional=True),
+                  optional=True, only="for classes"),
+            Field("labels.bound", "Bound on a number", "For a number only: its largest size.", "number", optional=True,
+                  only="for a number"),
         ),
     ),
     Section(
@@ -232,6 +235,36 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         if not flaws:
             found["protocol"]["step"]["c"] = _suggested(_toml(found))
     return _toml(found), flaws
+
+
+def flaws_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Everything that is wrong with the fields, in the words of the task's own check, which stops at its first refusal.
+
+    So what it refused is set to what suits the rest, and it is asked again, until it refuses nothing more.
+    """
+    tried = dict(values)
+    flaws = task_text(tried)[1]
+    for _ in FIELDS:
+        tried |= {key: _suiting(key, tried) for key in flaws if key}
+        text, left = task_text(tried)
+        try:
+            if not left:
+                check_text(text)
+            return flaws
+        except TaskError as error:
+            key = field_of(str(error)) or ""
+            if key in flaws:  # what we set does not suit either: the rest is said when this is mended
+                return flaws
+            flaws[key] = str(error)
+    return flaws
+
+
+def _suiting(key: str, values: Mapping[str, str]) -> str:
+    """A value with which a field is no reason to refuse the others."""
+    is_number = values.get("labels.kind") == "number"
+    known = {"name": "task", "title": "A task", "labels.classes": "" if is_number else "a\nb",
+             "labels.bound": "1" if is_number else "", "model.kind": "linear" if is_number else "softmax"}  # fmt: skip
+    return known.get(key, FIELDS[key].default)
 
 
 def _suggested(text: str) -> str:

@@ -127,7 +127,7 @@ function traces(name, series, look, words, layout) {
   if (name === "error") {
     const low = series.low ?? [], high = series.high ?? [];
     Object.assign(layout.xaxis, { title: { text: words.axisCheckIns, font: { size: 13 }, standoff: 8 }, tickformat: ",d" });
-    Object.assign(layout.yaxis, { tickformat: ".0%", range: [Math.min(0, ...low), Math.max(0.1, ...high)] });
+    Object.assign(layout.yaxis, { tickformat: ".0%", range: [0, Math.min(1, Math.max(0.1, ...high))] });
     return [
       { x: series.x, y: low, mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
       { x: series.x, y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: look.band, hoverinfo: "skip" },
