@@ -20,7 +20,7 @@ from crowdml.models.make import KINDS as MODELS
 from crowdml.models.make import LINEAR_SETTINGS
 from crowdml.privacy.mechanisms import KINDS as ALONE
 from crowdml.privacy.moments import KINDS as OF_MOMENTS
-from crowdml.protocols import sgd
+from crowdml.protocols import gram, sgd
 from crowdml.task import Task
 
 DOCUMENTED: set[str] = set().union(*(page.names for page in REFERENCE))
@@ -49,8 +49,10 @@ def settings(cls: type, prefix: str = "") -> Iterator[str]:
 SETTINGS = [
     *settings(Task),
     *settings(sgd.Settings, "protocol."),
-    *(f"model.{name}" for name in ("kind", "l2", *LINEAR_SETTINGS)),
+    *settings(gram.Settings, "protocol."),
+    *(f"model.{name}" for name in ("kind", "l2", "c", *LINEAR_SETTINGS)),
     *(f"privacy.epsilon.{row}" for row in sgd.mechanisms(find_task("activity"))),
+    *(f"privacy.epsilon.{row}" for row in gram.mechanisms(find_task("gram-mnist"))),
 ]
 
 
@@ -82,7 +84,7 @@ def test_every_message_kind_has_a_heading_or_a_row(kind: str):
     assert kind in DOCUMENTED
 
 
-@pytest.mark.parametrize("mechanism", (*ALONE, *OF_MOMENTS))
+@pytest.mark.parametrize("mechanism", [*ALONE, *OF_MOMENTS])
 def test_every_mechanism_has_a_heading_or_a_row(mechanism: type):
     kind = next(field.default for field in dataclasses.fields(mechanism) if field.name == "kind")
     assert kind in DOCUMENTED
