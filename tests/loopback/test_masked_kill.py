@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device import Answer, Device, Line
-from masked_device import TEXT, MaskedDevice, make_masked
+from masked_device import MaskedDevice, make_masked, masked_text
 from process import Server
 
 from crowdml.messages import decode
@@ -107,7 +107,7 @@ def kill_in_rounds(folder: Path, kills: int, seed: int, database: str | None = N
     chance, stop = random.Random(seed), threading.Event()
     server = Server(folder, database=database)
     path = server.folder / "masked.toml"
-    path.write_text(TEXT.format(name="killed", steps=1_000_000, **SETTINGS))
+    path.write_text(masked_text("killed", **SETTINGS))
     code = server.start("--task", str(path), "--invite", str(DEVICES))["code"]
     members = []
     for number in range(DEVICES):

@@ -31,7 +31,7 @@ from crowdml.wire.statements import Statement
 TEXT = """
 name = "masked-{name}"
 title = "A masked task whose weights show every total"
-features = {{ dimension = 4, norm = {{ kind = "l2", bound = 1.0 }} }}
+features = {{ dimension = {dimension}, norm = {{ kind = "l2", bound = 1.0 }} }}
 labels = {{ classes = ["a", "b"] }}
 model = {{ kind = "softmax" }}
 protocol = {{ kind = "sgd", batch = 1, step = {{ schedule = "constant", c = 1.0 }}, radius = 1e9 }}
@@ -45,10 +45,18 @@ KIND = {"advertised": "secagg/advert/1", "shared": "secagg/shares/1", "agreed": 
 
 def make_masked(
     name: str = "one", *, cohort: int = 5, minimum: int = 4, steps: int = 1_000_000, window: float = 600.0,
-    lease: float = 600.0,
+    lease: float = 600.0, dimension: int = 4,
 ) -> Task:  # fmt: skip
-    text = TEXT.format(name=name, steps=steps, cohort=cohort, minimum=minimum, window=window, lease=lease)
-    return settled(parse(text))
+    return settled(parse(masked_text(name, cohort, minimum, steps, window, lease, dimension)))
+
+
+def masked_text(
+    name: str, cohort: int, minimum: int, steps: int = 1_000_000, window: float = 600.0, lease: float = 600.0,
+    dimension: int = 4,
+) -> str:  # fmt: skip
+    return TEXT.format(
+        name=name, steps=steps, cohort=cohort, minimum=minimum, window=window, lease=lease, dimension=dimension
+    )
 
 
 def terms(task: Task) -> Terms:

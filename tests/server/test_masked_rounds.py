@@ -19,12 +19,13 @@ from real_postgresql import fresh_database
 from crowdml.messages import decode, encode, total
 from crowdml.secagg.messages import Advert, Masked, open_message
 from crowdml.secagg.messages import encode as pack_secagg
+from crowdml.server import rounds as server_rounds
 from crowdml.server.export import export_model
 from crowdml.server.limits import Limits
 from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import Fold
 from crowdml.server.transcript import replay, write_transcript
-from crowdml.storage.server import Store, restore
+from crowdml.storage.server import Store, StoreError, restore
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.problems import PROBLEMS
 from crowdml.wire.rounds import open_view
@@ -64,8 +65,8 @@ def play(server: Running, task: Any = TASK) -> tuple[int, list[MaskedDevice]]:
     return number, chosen
 
 
-def to_phase(server: Running, phase: str, task: Any = TASK) -> tuple[int, list[MaskedDevice]]:
-    devices = crowd(server, task, 5)
+def to_phase(server: Running, phase: str, task: Any = TASK, many: int = 5) -> tuple[int, list[MaskedDevice]]:
+    devices = crowd(server, task, many)
     number = server.hub.rounds(task.hash).newest
     assert not server.hub.rounds(task.hash).active[number].state.adverts
     for each in devices:
@@ -367,3 +368,82 @@ def test_an_honest_device_that_asks_as_it_is_told_is_never_refused_for_its_rate(
         slugs = {device.ask().status for _ in range(60)}
         assert slugs == {200}
         assert open_view(device.ask().body).wait >= 150
+
+
+# --- faults ---
+
+
+def test_a_message_whose_write_failed_midway_is_there_once_and_the_round_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store raises before, or after, the transaction is on disk: nobody knows which, and it does not matter."""
+    task = make_masked("faulty")
+    with serving(tmp_path, task, limits=MANY) as server:
+        store, count = server.hub.store, 0
+        take, end = store.take, store.end_round
+
+        def faulty(work: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any, **named: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count % 3 == 0:
+                    raise StoreError("the database could not be written: a test says so")
+                done = work(*arguments, **named)
+                if count % 3 == 1:
+                    raise StoreError("the database could not be written: a test says so")
+                return done
+
+            return run
+
+        monkeypatch.setattr(store, "take", faulty(take))
+        monkeypatch.setattr(store, "end_round", faulty(end))
+        devices = crowd(server, task, 5)
+
+        def insist(ask: Callable[[], Any]) -> Any:
+            for _ in range(20):
+                answer = ask()
+                if answer is None or answer.status < 500:
+                    return answer
+            raise AssertionError("it is never taken")
+
+        for each in devices:
+            each.advertise(1)
+            assert insist(lambda each=each: each.post(each.sent)).status in (200, 202)
+        for _ in range(300):
+            rounds = server.hub.rounds(task.hash)
+            if 1 in rounds.ended:
+                break
+            for each in devices:
+                answer = each.step()
+                if answer is not None and answer.status >= 500:
+                    is_vector = open_signed(each.sent).envelope.kind == "secagg/masked/1"
+                    again = each.send if is_vector else lambda each=each: each.post(each.sent)
+                    answer = insist(again)
+                assert answer is None or answer.status in (200, 202), answer.body
+        soon(lambda: 1 in server.hub.rounds(task.hash).ended)
+        assert count > 12
+        (heard,) = totals(store, task)
+        assert (heard.gradient.value == total_of(devices, 1)["gradient"]).all()
+        assert server.hub.runners[task.hash].offer.version == 1
+        store.check()
+
+
+def test_vectors_of_megabytes_are_taken_and_the_disk_holds_a_few_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_rounds, "LOOSE", 8 * 2**20)
+    task = make_masked("large", cohort=9, minimum=8, dimension=600_000)
+    with serving(tmp_path, task, limits=MANY) as server:
+        number, devices = to_phase(server, "mask", task, many=9)
+        assert devices[0].terms.size > Limits().body
+        most = 0
+        for each in devices:
+            answer = each.step()
+            assert answer is not None
+            assert answer.status == 202
+            most = max(most, server.hub.store.counts().bodies)
+        assert most <= 2, "they go as soon as the sum that has them is kept"
+        through(devices, lambda: number in server.hub.rounds(task.hash).ended)
+        assert (totals(server.hub.store, task)[0].gradient.value == total_of(devices, number)["gradient"]).all()
+        size = server.hub.store.size()
+    assert size < 12 * devices[0].terms.size, "two bodies, the sum, the total, and the log of these"
