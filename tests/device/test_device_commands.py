@@ -495,3 +495,23 @@ def test_the_consent_screen_shows_controls_that_a_task_of_another_making_has(cap
     said = capsys.readouterr().out
     assert said.count("Nothing leaves.\ufffd[8m\ufffd") == 3
     assert "\x1b" not in said
+
+
+def test_the_receipts_of_a_fleet_are_verified_together(server, tmp_path):
+    source = write_rows(tmp_path / "rows.csv", 30)
+    options = ("--source", source, "--devices", "3", "--folder", "many", "--yes")
+    made = json.loads(command("fleet", server.address, server.code, *options, "--json", "-", cwd=tmp_path).stdout)
+    found = json.loads(command("ledger", "--folder", "many", "--verify", "--json", "-", cwd=tmp_path).stdout)
+    assert (found["holds"], found["devices"]) == (True, 3)
+    assert found["tasks"][0]["receipts"] == found["tasks"][0]["in_chain"] == made["check_ins"] > 0
+    assert "one device" in command("ledger", "--folder", "many", "--web", cwd=tmp_path, code=1).stderr
+
+
+def test_a_link_to_a_server_that_is_away_says_so(tmp_path):
+    task = small_task("away", samples=1000)
+    source = write_rows(tmp_path / "rows.csv", 10)
+    with serving(tmp_path / "server", task) as server:
+        command("join", server.address, server.code, "--source", source, "--yes", cwd=tmp_path)
+    done = command("ledger", "--web", "--json", "-", cwd=tmp_path)
+    assert "does not answer now" in done.stderr
+    assert (json.loads(done.stdout)["server_answers"], json.loads(done.stdout)["opened"]) == (False, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import ipaddress
@@ -342,3 +343,28 @@ def with_answer(lines: list[socket.socket], most: int) -> set[socket.socket]:
         assert ready, f"{len(ended)} of {len(lines)} connections were cut, and no more"
         ended.update(ready)
     return ended
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("192.0.2.1", "no address of this machine"), ("nobody.invalid", "nobody knows the name")]
+)
+def test_an_address_that_is_not_ours_is_said_so(tmp_path: Path, host: str, said: str):
+    with pytest.raises(serving.CannotServe, match=said):
+        asyncio.run(serve(tmp_path, host=host, port=0))
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(serving.CannotServe, match="another program"):
+        asyncio.run(serve(tmp_path, port=taken.getsockname()[1]))
+
+
+def test_help_names_the_limits_that_hold():
+    from click.testing import CliRunner
+
+    from crowdml.cli.serve import serve as command
+
+    shown = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    limits = Limits()
+    for value in (limits.address_rate, limits.connections, limits.address_connections, limits.device_rate, limits.pace,
+                  limits.snapshot_every, limits.free_space / 2**20):  # fmt: skip
+        assert f"[default: ({value:.0f});" in shown

@@ -117,6 +117,8 @@ def _web(report: Report, folder: Path, no_open: bool) -> None:
     from crowdml.wire.requests import owner_link
 
     home, server = _joined(folder)
+    if home.is_fleet:
+        raise OutputError(f"{folder} is of a fleet, and an owner's page is of one device. Name a device's --folder.")
     key = home.key()
     at = int(time.time())
     link = f"{server.url}/device/{key.id}?{owner_link(key, at, LINK_LASTS)}"
@@ -125,8 +127,34 @@ def _web(report: Report, folder: Path, no_open: bool) -> None:
         f"It holds for {LINK_LASTS // 60} minutes. Whoever opens it sees what this device gave and can withdraw it: "
         "show it to nobody."
     )
-    opened = False if no_open else _open(link)
-    report.finish({"link": link, "at": at, "for": LINK_LASTS, "device": key.id, "opened": opened})
+    away = _away(home, server)
+    if away is not None:
+        report.line(f"The server does not answer now, and the page is there when it does: {away}")
+    opened = False if no_open or away is not None else _open(link)
+    report.finish(
+        {"link": link, "at": at, "for": LINK_LASTS, "device": key.id, "opened": opened, "server_answers": away is None}
+    )
+
+
+def _away(home: Folder, server: Server) -> str | None:
+    """Why the server does not answer; None if it does."""
+    import asyncio
+
+    from crowdml.device.client import Client, Limits, Unreachable
+    from crowdml.wire.problems import Problem
+
+    async def ask() -> None:
+        client = Client(server.url, ca=home.authority, limits=Limits(connect=3.0, read=3.0, total=5.0, connections=1))
+        try:
+            await client.request("GET", "/healthz")
+        finally:
+            await client.close()
+
+    try:
+        asyncio.run(ask())
+    except (Unreachable, Problem) as error:
+        return str(error)
+    return None
 
 
 def _open(link: str) -> bool:
@@ -148,20 +176,24 @@ def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
 
     from crowdml.device.client import Client, Unreachable
     from crowdml.device.runner import Clock
-    from crowdml.device.verification import check_chain, check_receipts, check_transcript
+    from crowdml.device.verification import check_chain, check_receipts, check_transcript, together
     from crowdml.errors import CrowdmlError
     from crowdml.wire.problems import Problem
 
     home, server = _joined(folder)
-    key = home.key()
     with home.ledger() as book:
-        results = check_receipts(book.sent(), key.id, bytes.fromhex(server.key))
+        keys = [(number, home.key(number)) for number in book.devices()] if home.is_fleet else [(0, home.key())]
+        each = [
+            (key, check_receipts(book.of(number).sent(), key.id, bytes.fromhex(server.key))) for number, key in keys
+        ]
+    results = [result for _, found in each for result in found]
     unasked: str | None = None
 
     async def ask(client: Client) -> None:
         try:
-            for result in results:
-                await check_chain(client, key, result, Clock())
+            for key, found in each:
+                for result in found:
+                    await check_chain(client, key, result, Clock())
         finally:
             await client.close()
 
@@ -174,17 +206,19 @@ def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
         check_transcript(transcript, results)
         if all(result.in_transcript is None for result in results):
             raise OutputError(f"{transcript} is of a task that this device has given nothing to.")
-    for result in results:
+    shown = together(results) if home.is_fleet else results
+    for result in shown:
         _say(report, result, unasked)
     if not results:
         report.line("This device has sent nothing, so there is no receipt.")
     holds = all(result.holds for result in results)
+    whose = {"devices": len(keys)} if home.is_fleet else {"device": keys[0][1].id}
     report.finish(
         {
             "holds": holds,
-            "device": key.id,
+            **whose,
             "server_asked": unasked is None and bool(results),
-            "tasks": [_found(result) for result in results],
+            "tasks": [_found(result) for result in shown],
         }
     )
     if not holds:

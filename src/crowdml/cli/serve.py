@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     "--address-rate",
     type=click.FloatRange(min=0.1),
     default=None,
+    show_default="1000",
     help="Requests a second from one address that nobody signed; its burst is five times as many.",
 )
-@click.option("--connections", type=click.IntRange(min=1), default=None,
+@click.option("--connections", type=click.IntRange(min=1), default=None, show_default="10000",
               help="Connections at once.")  # fmt: skip
-@click.option("--address-connections", type=click.IntRange(min=1), default=None,
+@click.option("--address-connections", type=click.IntRange(min=1), default=None, show_default="256",
               help="Connections of one address at once; of IPv6, of one /64.")  # fmt: skip
 @click.option(
     "--behind-proxy",
@@ -51,17 +52,19 @@ if TYPE_CHECKING:
     "--device-rate",
     type=click.FloatRange(min=0.001),
     default=None,
+    show_default="5",
     help="Check-ins a second of one device; its burst is ten times as many.",
 )
 @click.option(
     "--pace",
     type=click.FloatRange(min=0.1),
     default=None,
+    show_default="500",
     help="Check-ins a second that the whole crowd is asked to keep to.",
 )
-@click.option("--snapshot-every", type=click.IntRange(min=1), default=None,
+@click.option("--snapshot-every", type=click.IntRange(min=1), default=None, show_default="2000",
               help="Check-ins of a task between snapshots.")  # fmt: skip
-@click.option("--free-space", type=click.FloatRange(min=0), default=None,
+@click.option("--free-space", type=click.FloatRange(min=0), default=None, show_default="64",
               help="MiB free on the disk below which nothing new is taken (507).")  # fmt: skip
 @json_option
 def serve(

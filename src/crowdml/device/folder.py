@@ -177,6 +177,11 @@ class Folder:
             Key.generate().save(path)
         return Key.load(path)
 
+    @property
+    def is_fleet(self) -> bool:
+        """Whether many devices share this folder."""
+        return (self.path / "keys").is_dir()
+
     # --- what is remembered ---
 
     @property

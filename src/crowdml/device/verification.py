@@ -34,7 +34,7 @@ from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import Receipt, chain_next, open_receipt
 from crowdml.wire.requests import authorize
 
-__all__ = ["Verified", "check_chain", "check_receipts", "check_transcript"]
+__all__ = ["Verified", "check_chain", "check_receipts", "check_transcript", "together"]
 
 HASH = 32
 MOST_LINKS = 1024
@@ -97,6 +97,22 @@ def check_receipts(sent: Sequence[Sent], device: str, server_key: bytes) -> list
         result.receipts.append(receipt)
         if each.content is not None:
             result.contents[receipt.index] = each.content
+    return list(found.values())
+
+
+def together(results: Iterable[Verified]) -> list[Verified]:
+    """What was checked of many devices, one result for each task; each flaw says whose it is."""
+    found: dict[bytes, Verified] = {}
+    for each in results:
+        whole = found.setdefault(each.task, Verified(each.task, ""))
+        whole.sent += each.sent
+        whole.receipts += each.receipts
+        whole.unhashed += each.unhashed
+        whole.head = each.head if whole.head is None or (each.head or (0, ""))[0] > whole.head[0] else whole.head
+        for name in ("in_chain", "in_transcript"):
+            if (more := getattr(each, name)) is not None:
+                setattr(whole, name, (getattr(whole, name) or 0) + more)
+        whole.flaws += [f"Device {each.device[:12]}: {flaw}" for flaw in each.flaws]
     return list(found.values())
 
 

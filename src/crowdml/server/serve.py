@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import signal
 import socket
@@ -159,9 +160,21 @@ def _listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise CannotServe(
-            f"The server could not listen on {host}:{port}: {error}. Is another one running there? Choose another port."
-        ) from error
+        raise CannotServe(f"The server could not listen on {host}:{port}: {_why(error, host, port)}") from error
+
+
+def _why(error: OSError | OverflowError, host: str, port: int) -> str:
+    """What is wrong with the address, and what to do."""
+    if isinstance(error, socket.gaierror):
+        return f"nobody knows the name {host}. Name an address of this machine, or 0.0.0.0 for all of them."
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRNOTAVAIL:
+        return "it is no address of this machine. Name one of its own, or 0.0.0.0 for all of them."
+    if number == errno.EADDRINUSE:
+        return "another program listens there. Stop it, or choose another --port."
+    if number == errno.EACCES:
+        return f"the system does not let this user have port {port}. Choose a --port above 1023."
+    return f"{getattr(error, 'strerror', None) or error}. Choose another --host or --port."
 
 
 def _with_files(limits: Limits, *, is_tls: bool) -> Limits:
