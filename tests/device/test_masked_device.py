@@ -528,3 +528,26 @@ def test_a_late_message_that_is_dropped_after_a_restart_does_not_forget_how_ofte
         assert served(crowd.of(4), server.task) == [2] * 5
 
     play(tmp_path, masked_task(uses=2, lease=2.0, window=2.0), story)
+
+
+def test_a_lost_ledger_begins_from_what_was_signed_in_the_round_and_promises_no_second_number(tmp_path):
+    """The server keeps no masked vector; the agreement and the reveal that came after it carry the totals."""
+    task = masked_task("lost", window=30.0, lease=30.0)
+    samples = rows(50)
+    with serving(tmp_path / "server", task) as server:
+        home = joined(tmp_path / "device", task)
+        run(home, server.address, server.code, task, samples[:25], devices=5)
+        with home.ledger() as ledger:
+            before = [ledger.of(number).device_total().epsilon(DELTA) for number in range(5)]
+        for path in home.path.glob("ledger.sqlite*"):
+            path.unlink()
+        fleet, _ = run(home, server.address, None, task, samples[25:], devices=5, new_data=True)
+        assert (home.recovered, home.exhausted) == (frozenset(range(5)), frozenset())
+        for number, runner in enumerate(fleet.runners):
+            assert runner.counts.check_ins == 1
+            with home.ledger() as ledger:
+                mine = ledger.of(number)
+                assert mine.device_total().epsilon(DELTA) >= before[number]
+                assert mine.device_total(alone=True).unbounded
+                assert mine.dearest_sample(DELTA, alone=True)[1].unbounded
+                assert mine.round(task.hash).number >= 2

@@ -240,7 +240,9 @@ def _say(report: Report, result: Verified, unasked: str | None) -> None:
         report.line(f" - Its head is {result.head[1]} at place {result.head[0]}: others must see the same.")
     elif unasked is not None:
         report.line(f" - The chain was not looked at: {unasked}")
-    if result.in_transcript is not None:
+    if result.under_masks:
+        report.line(" - The transcript has the sums of cohorts; what one device said under masks is in none.")
+    elif result.in_transcript is not None:
         report.line(f" - {_many(result.in_transcript, 'message')} found at the right place of the transcript. "
                     "`crowdml replay` tells whether it leads to the published weights.")  # fmt: skip
     for flaw in result.flaws:
@@ -256,6 +258,7 @@ def _found(result: Verified) -> dict[str, Any]:
         "in_chain": result.in_chain,
         "head": None if result.head is None else {"index": result.head[0], "chain": result.head[1]},
         "in_transcript": result.in_transcript,
+        "under_masks": result.under_masks,
         "flaws": result.flaws,
     }
 

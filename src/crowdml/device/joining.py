@@ -14,7 +14,7 @@ from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Protocol
 from crowdml.records import record
-from crowdml.storage import Budget, Charge, Ledger
+from crowdml.storage import Budget, Charge, Ledger, Round
 from crowdml.task import Task
 from crowdml.texts import one_line
 from crowdml.wire.envelopes import Signed, open_signed
@@ -25,6 +25,8 @@ from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, enrol,
 
 __all__ = ["Listed", "enrol_device", "fetch_task", "list_tasks", "recover", "withdraw"]
 
+ROUND_KINDS = ("secagg/agreement/1", "secagg/reveal/1")
+"""What a device says in a round after its draw: the server keeps it, with the statement, when the vector is gone."""
 LARGEST_LIST = 4 * 2**20
 LARGEST_TASK = 2**20
 
@@ -193,7 +195,10 @@ def _begin_from(ledger: Ledger, signed: Signed, now: str, *, masked: bool) -> No
         for kind, loss in device.items()
     ]
     everything = Budget(Fraction(10**12), 1e-6, len(span), plan=statement.dearest_total)
-    ledger.charge(task, charges, [everything], state=pack({"seq": signed.envelope.seq, "state": None}))
+    if signed.envelope.kind in ROUND_KINDS:  # its seq is the round's; that of check-ins is found out by asking
+        ledger.charge(task, charges, [everything], round_=Round(signed.envelope.seq, None))
+    else:
+        ledger.charge(task, charges, [everything], state=pack({"seq": signed.envelope.seq, "state": None}))
 
 
 def _losses(total: Total) -> dict[str, Loss]:

@@ -12,6 +12,7 @@ goes to the next one. After it the charge stays, whatever becomes of the round.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -224,17 +225,23 @@ class Rounds:
         return DeviceRound.decode(body)
 
     async def _keep(self, state: DeviceRound) -> None:
-        """On disk when this returns, and only then is it said."""
+        """On disk when this returns, and only then is it said.
+
+        What a device says after its draw has its newest totals, and the server keeps that when its masked vector is
+        gone: so it is marked as the last that it said, for the day on which the ledger is lost.
+        """
+        if state.phase in DRAWN:
+            statement = self._statement()
+            digest = hashlib.sha256(self._sealed(state, statement)).digest()
+            self._commit.mark(self._ledger.device, digest, state.round, statement)
         await self._commit(partial(self._ledger.keep_round, self.terms.task, Round(state.round, state.encode())))
         self._last, self._phase, self._said = state.round, state.phase, False
 
     async def _say(self) -> RoundView:
         """Send what the device said last: the same bytes each time."""
         state = self._state()
-        kind = KINDS[state.phase]
-        envelope = Envelope(self.terms.task, self._key.id, frozenset((SERVER,)), state.round, kind, state.sent)
         try:
-            answer = await self._ask("POST", self._path, sign(envelope, self._statement(), self._key))
+            answer = await self._ask("POST", self._path, self._sealed(state, self._statement()))
         except Problem as problem:
             if problem.slug == "round-refused" and state.phase != ADVERTISED:  # a full cohort is nobody's fault
                 raise Refused(f"The server refused what this device said: {problem.detail}") from problem
@@ -245,6 +252,10 @@ class Rounds:
             self._refusals = 0
             raise _Over
         return _read(answer)
+
+    def _sealed(self, state: DeviceRound, statement: Statement) -> bytes:
+        kind, to = KINDS[state.phase], frozenset((SERVER,))
+        return sign(Envelope(self.terms.task, self._key.id, to, state.round, kind, state.sent), statement, self._key)
 
     def _end(self, problem: Problem) -> NoReturn:
         if problem.slug in ("round-over", "round-refused") and self._phase is not None:

@@ -17,6 +17,7 @@ or that it computed anything from what was given beyond what a replay repeats.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,8 @@ class Verified:
     head: tuple[int, str] | None = None
     """The head that the server's publication names: compare it with what others see."""
     in_transcript: int | None = None
+    under_masks: int = 0
+    """Receipts of a masked task where a transcript was given: it has sums alone, and no message to compare."""
     flaws: list[str] = field(default_factory=list)
 
     @property
@@ -155,6 +158,7 @@ def check_transcript(path: Path, results: Iterable[Verified]) -> None:
             if not isinstance(header, dict) or header.get("format") != TRANSCRIPT:
                 raise DataError(f"{path} is no transcript. `crowdml task export --transcript` writes one.")
             task, begin = hashlib.sha256(header["task"]).digest(), (header["snapshot"] or {}).get("index", 0)
+            is_masked = json.loads(header["task"]).get("masking") is not None
             bodies = {part[0]: hashlib.sha256(part[3]).digest() for part in parts if isinstance(part, list)}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
@@ -166,6 +170,9 @@ def check_transcript(path: Path, results: Iterable[Verified]) -> None:
             continue
         covered = [receipt for receipt in result.receipts if begin < receipt.index <= last]
         result.in_transcript = 0
+        if is_masked:  # it has the sums of cohorts: what one device said is known to nobody
+            result.under_masks = len(covered)
+            continue
         for receipt in covered:
             content = result.contents.get(receipt.index)
             if content is None:
