@@ -3,5 +3,5 @@
 import sys
 from pathlib import Path
 
-for folder in ("conversations", "privacy"):
+for folder in ("conversations", "privacy", "secagg"):
     sys.path.insert(0, str(Path(__file__).parent / folder))

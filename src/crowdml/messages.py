@@ -112,9 +112,7 @@ def _refuse_leaks(value: Any, where: str, door: Door) -> None:
             f"{where} holds a Private value. Let it out with `ctx.release(row, private)`, which noises and charges it."
         )
     if isinstance(value, Masked):
-        raise LeakError(
-            f"{where} holds a Masked value and is not declared so. Declare it Masked[...]."
-        )
+        raise LeakError(f"{where} holds a Masked value and is not declared so. Declare it Masked[...].")
     if isinstance(value, Release):
         _refuse_stranger(value, where, door)
         _refuse_leaks(value.value, where, door)

@@ -407,8 +407,16 @@ def test_a_row_that_would_prove_nothing_is_refused(row, change, said):
 
 
 @pytest.mark.parametrize(
-    ("l2", "l1", "epsilon", "delta"), [(0, 1, 1, DELTA), (1, 0, 1, DELTA), (1, 1, 0, DELTA), (1, 1, 1, 0.0)]
+    ("l2", "l1", "epsilon", "delta"),
+    [(0, 1, 1, DELTA), (1, 0, 1, DELTA), (1, 1, 0, DELTA), (1, 1, 1, 0.0), (1, 1, 0.001, DELTA)],
 )
 def test_noise_that_nothing_finite_gives_is_refused(l2, l1, epsilon, delta):
     with pytest.raises(GuaranteeError):
         skellam_variance(Fraction(l2), Fraction(l1), exact(epsilon), delta)
+
+
+def test_the_least_epsilon_that_its_orders_reach_is_named_and_a_little_more_is_found():
+    with pytest.raises(GuaranteeError, match=r"no Skellam noise is known to give less than 0\.0011.*Raise epsilon"):
+        skellam_variance(Fraction(1), Fraction(1), Fraction(1, 1000), DELTA)
+    variance = skellam_variance(Fraction(1), Fraction(1), Fraction(12, 10_000), DELTA)
+    assert Total.of([skellam_loss(Fraction(1), Fraction(1), variance)]).epsilon(DELTA) <= 0.0012

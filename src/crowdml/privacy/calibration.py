@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from crowdml.errors import GuaranteeError
-from crowdml.privacy.losses import ZCDP, Filter, Renyi, Total, exact
+from crowdml.privacy.losses import ZCDP, Filter, Renyi, Total, _conversion, exact
 
 __all__ = [
     "analytic_sigma",
@@ -131,6 +131,12 @@ def skellam_variance(l2: Fraction, l1: Fraction, epsilon: Fraction, delta: float
         plan = Total.of([skellam_loss(l2, l1, variance)]).scaled(uses)
         return exact(plan.epsilon(delta)) <= budget and Filter.of(budget, delta, plan).allows(Total(), plan)
 
+    least = min(sum(_conversion(float(order), delta)) for order in ORDERS)  # of noise without end
+    if not least < budget:
+        raise GuaranteeError(
+            f"epsilon is {float(budget):g}, and at delta = {delta:g} no Skellam noise is known to give less than "
+            f"{least:.3g}. Raise epsilon or delta."
+        )
     high = _ceiling(Fraction(l2) ** 2 / (2 * rho_for(budget, delta) / uses), 8)
     while not is_enough(high):
         high *= 2

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from crowdml.arrays import Array, Samples
-from crowdml.errors import ProtocolError, TaskError
+from crowdml.errors import TaskError
 from crowdml.messages import SERVER, masked_steps, total
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocol import Context, Protocol, advance
 from crowdml.protocols import find
+from crowdml.secagg.terms import terms_of
 from crowdml.sim.crowd import Holding, Run, published, stops, turn
 from crowdml.sim.pytrees import compile_alike, register
 from crowdml.sim.schedule import Schedule
@@ -42,6 +43,7 @@ class Rounds:
 
     device: Array  # [R, m]
     trip: Array  # [R, m] the device's how-many-th
+    first: Array  # [R, m] the first of the samples that it takes, passes counted on; the next ones follow
     there: Array  # [R, m] whether the place was taken
     alive: Array  # [R, m] whether its message arrived
 
@@ -52,32 +54,45 @@ class Rounds:
 def lay_out(task: Task, holding: Holding, seed: int, *, rounds: int | None = None, dropout: float = 0.0) -> Rounds:
     """A public plan: the crowd in an order of its own for each trip, cut into cohorts. Nothing of it is a sample.
 
-    A device takes part as often as it has batches. A cohort at the end that is too small for the task does not meet.
+    A device takes part as often as it has whole batches, in every pass anew: no batch holds a sample twice. Nor does a
+    cohort hold a device twice, for then one sum would hold a sample twice and be charged as two. A cohort that is too
+    small for the task does not meet.
     """
     masking, batch = task.masking, find(task).batch(task)
     if masking is None:
         raise TaskError(f"task {task.name!r} has no [masking]: its devices check in one by one.")
-    trips = holding.counts // batch
-    pairs: list[tuple[Array, Array]] = []
+    held = holding.counts // holding.passes
+    met = _meetings((held // batch) * holding.passes, masking.cohort, seed)
+    met = [each for each in met if len(each[0]) >= masking.minimum][:rounds]
+    if not met:
+        raise TaskError(
+            f"{holding.devices} devices with {int((held // batch).sum())} batches make no cohort of at least "
+            f"masking.minimum = {masking.minimum}."
+        )
+    device = np.stack([np.resize(each, masking.cohort) for each, _ in met])
+    trip = np.stack([np.resize(each, masking.cohort) for _, each in met])
+    there = np.arange(masking.cohort) < np.array([len(each) for each, _ in met])[:, None]
+    a_pass, place = np.divmod(trip, np.maximum(held // batch, 1)[device])
+    first = a_pass * held[device] + place * batch
+    alive = there & (uniform(seed, device, trip, VANISHED) >= dropout) if dropout else there
+    return Rounds(device.astype(np.int32), trip.astype(np.int32), first.astype(np.int32), there, alive)
+
+
+def _meetings(trips: Array, cohort: int, seed: int) -> list[tuple[Array, Array]]:
+    """Devices and their trips, cohort after cohort. Who is left over from one trip meets with others from the next."""
+    met: list[tuple[Array, Array]] = []
+    waiting, since = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for trip in range(int(trips.max(initial=0))):
         present = np.flatnonzero(trips > trip)
-        order = np.argsort(uniform(seed, present, trip, ORDER), kind="stable")
-        pairs.append((present[order], np.full(len(present), trip)))
-    device = np.concatenate([each for each, _ in pairs]) if pairs else np.zeros(0, np.int64)
-    trip = np.concatenate([each for _, each in pairs]) if pairs else np.zeros(0, np.int64)
-    count = len(device) // masking.cohort + (len(device) % masking.cohort >= masking.minimum)
-    count = count if rounds is None else min(count, rounds)
-    if count < 1:
-        raise TaskError(
-            f"{len(device)} check-ins of {holding.devices} devices make no cohort of at least {masking.minimum}."
-        )
-    places = np.arange(count * masking.cohort)
-    there = (places < len(device)).reshape(count, -1)
-    taken = np.minimum(places, len(device) - 1).reshape(count, -1)
-    alive = there
-    if dropout:
-        alive = there & (uniform(seed, device[taken], trip[taken], VANISHED) >= dropout)
-    return Rounds(device[taken].astype(np.int32), trip[taken].astype(np.int32), there, alive)
+        order = present[np.argsort(uniform(seed, present, trip, ORDER), kind="stable")]
+        if len(waiting):
+            more = order[~np.isin(order, waiting)][: cohort - len(waiting)]
+            met.append((np.append(waiting, more), np.append(since, np.full(len(more), trip))))
+            order = order[~np.isin(order, more)]
+        full = len(order) // cohort * cohort
+        met += [(each, np.full(cohort, trip)) for each in order[:full].reshape(-1, cohort)]
+        waiting, since = order[full:], np.full(len(order) - full, trip)
+    return [*met, (waiting, since)] if len(waiting) else met
 
 
 def run(
@@ -97,8 +112,6 @@ def run(
     A round with fewer survivors than the task's minimum is abandoned: the model stays, and its devices have paid.
     """
     protocol = find(task)
-    if protocol.masked is None:
-        raise ProtocolError(f"protocol {protocol.name!r} says nothing that could be summed under masks.")
     register()
     loop = _loop(protocol, task, noise)
 
@@ -125,7 +138,7 @@ def _trial(
     laid = lay_out(task, holding, seed, rounds=rounds, dropout=dropout)
     batch, cohort = protocol.batch(task), laid.device.shape[1]
     start = protocol.server.start(task, Context(me=SERVER))
-    carry = jax.tree.map(jnp.asarray, (start.state, published(start), np.int32(0)))
+    carry = jax.tree.map(jnp.asarray, (start.state, published(start), np.int32(0), np.int32(0)))
     longest = max(1, CHUNK // (batch * cohort))
     ends = sorted({min(int(point), len(laid)) for point in points} | {len(laid)})
     looked: list[Array] = []
@@ -137,21 +150,26 @@ def _trial(
             tick(upto - at)
             at = upto
         looked.append(np.asarray(protocol.model(task, carry[0])))
-    state, _, ended = jax.tree.map(np.asarray, carry)
-    taken = laid.there.reshape(-1)
-    device, trip = laid.device.reshape(-1)[taken], laid.trip.reshape(-1)[taken]
-    samples = trip[:, None] * batch + np.arange(batch, dtype=np.int32)
-    round_of = np.repeat(np.arange(len(laid), dtype=np.int32), cohort)[taken]
-    schedule = Schedule(device, trip, samples, round_of, round_of.astype(np.float64), 0)
+    state, _, ended, done = jax.tree.map(np.asarray, carry)
+    schedule = paid(laid, batch, int(done))
     stopped = loop.reasons[int(ended) - 1] if int(ended) else None
     return Run(task, seed, schedule, np.asarray(ends), np.stack(looked), state, stopped)
+
+
+def paid(laid: Rounds, batch: int, rounds: int) -> Schedule:
+    """What the first so many rounds cost: a check-in for each device that was there, survivor or not, summed or not."""
+    taken = laid.there[:rounds].reshape(-1)
+    device, trip, first = (each[:rounds].reshape(-1)[taken] for each in (laid.device, laid.trip, laid.first))
+    samples = first[:, None] + np.arange(batch, dtype=np.int32)
+    round_of = np.repeat(np.arange(rounds, dtype=np.int32), laid.device.shape[1])[taken]
+    return Schedule(device, trip, samples, round_of, round_of.astype(np.float64), 0)
 
 
 def _feed(holding: Holding, laid: Rounds, seed: int, batch: int, start: int, stop: int) -> tuple[Array, ...]:
     """What rounds `start` to `stop` need, padded to a power of two by repeating the last."""
     wanted = np.minimum(np.arange(1 << (stop - start - 1).bit_length()) + start, stop - 1)
     device, trip = laid.device[wanted], laid.trip[wanted]
-    rows = holding.rows(device[..., None], trip[..., None] * batch + np.arange(batch))
+    rows = holding.rows(device[..., None], laid.first[wanted][..., None] + np.arange(batch))
     keys = stream(seed, device, trip)
     return holding.x[rows], holding.y[rows], keys, laid.alive[wanted]
 
@@ -171,9 +189,10 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
     assert masking is not None
     assert protocol.masked is not None
     hears: Any = protocol.masked[1]
+    wide = _wide(protocol, task)
 
     def one_round(carry: Any, feed: Any) -> Any:
-        state, offered, ended = carry
+        state, offered, ended, done = carry
         x, y, keys, alive = feed
 
         def says(x: Array, y: Array, key: Array) -> dict[str, Array]:
@@ -182,7 +201,7 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
             return masked_steps(message)
 
         said = jax.vmap(says)(x, y, keys)
-        sums = {name: jnp.where(alive[:, None], each, 0).sum(0) for name, each in said.items()}
+        sums = {name: _sum(jnp.where(alive[:, None], each, 0), name in wide) for name, each in said.items()}
         devices = alive.sum().astype(jnp.int32)
         sums = jax.lax.optimization_barrier(sums)  # as on the wire: neither side is compiled into the other
         heard = total(hears.kind, sums, devices=jnp.maximum(devices, 1), version=offered.version)
@@ -191,9 +210,10 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
         held = (devices < masking.minimum) | (ended > 0)
         after, news = jax.tree.map(lambda old, new: jnp.where(held, old, new), (state, offered), (after, news))
         names[:] = [reason.reason for reason in reasons]
+        done = done + (ended == 0)
         for number, reason in enumerate(reasons, start=1):
             ended = jnp.where(~held & jnp.asarray(reason.when), number, ended)
-        return after, news, ended
+        return after, news, ended, done
 
     def block(carry: Any, feed: Any, count: Any) -> Any:
         """The first `count` rounds of the feed."""
@@ -202,3 +222,18 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
         )
 
     return Loop(compile_alike(block), names)
+
+
+def _wide(protocol: Protocol, task: Task) -> set[str]:
+    """The rows whose sums do not fit 32 bits: on the wire they have a ring of 64."""
+    if task.privacy.mechanism == "none":
+        return set()
+    return {field.tag for field in terms_of(task, protocol.mechanisms(task)).fields if field.bits > 32}
+
+
+def _sum(each: Array, wide: bool) -> Array:
+    """Over the cohort. JAX has no 64 bits here: a wide sum is that of its halves, as a float32, in which it is used."""
+    if not wide:
+        return each.sum(0)
+    high, low = (each >> 16).sum(0), (each & 0xFFFF).astype(jnp.uint32).sum(0)
+    return high.astype(jnp.float32) * 65_536 + low.astype(jnp.float32)

@@ -24,7 +24,7 @@ from crowdml.privacy.noise import Silence
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocol import Context, Protocol, advance
 from crowdml.protocols import find
-from crowdml.sim.crowd import Holding, Run, published, small_releases, stops, turn
+from crowdml.sim.crowd import Holding, Run, published, refuse_masked, small_releases, stops, turn
 from crowdml.sim.pytrees import compile_alike, register
 from crowdml.sim.schedule import Schedule
 from crowdml.task import Task
@@ -54,6 +54,7 @@ def run(
     accelerator, where one trial alone would leave most of it idle.
     """
     protocol = find(task)
+    refuse_masked(task)
     register()
     stale = max((int(schedule.staleness.max(initial=0)) for schedule in schedules), default=0)
     ring = 1 if stale == 0 else 1 << stale.bit_length()

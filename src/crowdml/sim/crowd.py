@@ -69,6 +69,11 @@ def turn(protocol: Protocol, task: Task, batch: Samples, publication: Any, noise
     return messages[0], door
 
 
+def refuse_masked(task: Task) -> None:
+    if task.masking is not None:
+        raise ProtocolError(f"task {task.name!r} is masked: its devices meet in cohorts, which `cohorts.run` plays.")
+
+
 def published(step: Step[Any]) -> Any:
     """What the server offers after this step, if the step changed it."""
     for effect in step.effects:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,20 +24,22 @@ from crowdml.arrays import Array, Samples
 from crowdml.datasets.populations import Population, by_class, by_user, iid
 from crowdml.errors import DataError, GuaranteeError, TaskError
 from crowdml.features import normalise
-from crowdml.messages import SERVER, encode
-from crowdml.privacy.losses import Total, exact
+from crowdml.messages import SERVER, encode, masked_steps
+from crowdml.privacy.losses import Loss, Total, exact
+from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Silence
-from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import Context, check_budget, quote
+from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.protocol import Context, alone, check_budget, device_alone, quote
 from crowdml.protocols import PROTOCOLS, find
 from crowdml.protocols.sgd import claimed_epsilon, plan, progress, public_step
-from crowdml.sim import compiled
+from crowdml.secagg.terms import terms_of
+from crowdml.sim import cohorts, compiled
 from crowdml.sim.crowd import Holding, Run, published, turn
 from crowdml.sim.schedule import Schedule, lay_out
 from crowdml.sim.world import Delay, World
 from crowdml.storage.budget import Budget
 from crowdml.storage.ledger import Charge, Ledger
-from crowdml.task import Bound, Features, Labels, Privacy, Task
+from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task, read_section
 
 ENGINES = ("compiled", "events")
 POPULATIONS = ("iid", "by_class", "by_user")
@@ -66,6 +68,9 @@ class Cost:
     """What the paper says a sample pays; None unless the task runs as published."""
     paid_sample: float
     paid_device: float
+    alone_sample: float
+    """`epsilon_sample` if everyone else colludes (review, R11): the same, but for what leaves under masks."""
+    alone_device: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,15 @@ class Study:
     uses: int
     """In how many check-ins the plan uses a sample, at most."""
     seconds: float
+    rounds: int | None = None
+    """Of the first trial, where check-ins leave under masks: the cohorts that met. `points` then counts rounds."""
+    abandoned: int = 0
+    """Of those, how many had too few survivors."""
+
+    @property
+    def unit(self) -> str:
+        """What `points` counts."""
+        return "check-ins" if self.rounds is None else "rounds"
 
     def accuracy(self, x: Array, y: Array) -> Array:
         """Share of x [n, d] that the model gets right at each point of each trial: [trials, points]."""
@@ -101,7 +115,7 @@ class Study:
         state = self.runs[0].state
         if "errors" not in plan(self.task).table:
             return None
-        seen = progress(self.task, int(state.steps), float(state.errors), state.labels)
+        seen = progress(self.task, int(state.counted), float(state.errors), state.labels)
         return {"error": seen.error, "error_sd": seen.error_sd}
 
 
@@ -123,8 +137,9 @@ def simulate(
     deal: Callable[[int], Population],
     *,
     seeds: Sequence[int],
-    passes: int = 1,
+    passes: int | None = None,
     delay: Delay | None = None,
+    dropout: float = 0.0,
     engine: str = "compiled",
     points: int = 40,
     workers: int = 2,
@@ -136,8 +151,13 @@ def simulate(
     `deal` deals the rows out to devices, from the trial's seed. A device gives no more samples than
     `privacy.budget.samples`, and none where it holds fewer than a check-in takes; several passes over a buffer that
     overflows are refused (`refuse_repeats`): so no batch ever holds one sample twice. `expect` hears how many
-    check-ins there will be in all, `tick` how many more were done.
+    check-ins there will be in all, `tick` how many more were done. Without `passes` there are as many as the task has
+    `privacy.uses`.
+
+    A masked task runs in cohorts, one after the other (`sim/cohorts.py`), and all of this counts rounds; `dropout` is
+    the chance that a device of a cohort vanishes after it drew its noise.
     """
+    passes = task.privacy.uses if passes is None else passes
     price, started = check_budget(find(task), task, passes), time.perf_counter()
     if engine not in ENGINES:
         raise TaskError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}.")
@@ -146,46 +166,24 @@ def simulate(
             f"task {task.name!r} wants features.dimension = {task.features.dimension}, and this data has {x.shape[1]} "
             "features. Change the task, or name other data."
         )
-    batch, capacity = plan(task).settings.batch, plan(task).settings.capacity
-    cap = task.privacy.budget.samples if task.privacy.budget else None
+    batch, cap = find(task).batch(task), task.privacy.budget.samples if task.privacy.budget else None
     crowds = [_Crowd.of(deal(seed), batch, cap, passes, delay or Delay()) for seed in seeds]
-    schedules = [
-        lay_out(crowd.world, seed=seed, batch=batch, capacity=capacity)
-        for crowd, seed in zip(crowds, seeds, strict=True)
-    ]
-    for schedule in schedules:
-        refuse_repeats(schedule, batch=batch, capacity=capacity, passes=passes)
-    expect(sum(len(schedule) for schedule in schedules))
-    shortest = min(len(schedule) for schedule in schedules)
+    trials = _Masked if task.masking is not None else _OneByOne
+    laid = trials.of(task, crowds, seeds, passes, delay, dropout, engine)
+    lengths = laid.lengths
+    expect(sum(lengths))
+    shortest = min(lengths)
     even = -(-shortest // points)  # even stretches compile once; other lengths would compile each
     looks = np.append(np.arange(even, shortest, even), shortest)
 
     def trial(number: int) -> Run:
-        crowd, schedule, seed = crowds[number], schedules[number], seeds[number]
-        holding = Holding(x, y, crowd.population, passes)
-        if engine == "compiled":
-            (run,) = compiled.run(task, holding, [schedule], [seed], points=looks.tolist(), tick=tick)
-        else:
-            from crowdml.sim import event_queue
-
-            run = event_queue.run(
-                task,
-                holding,
-                crowd.world,
-                seed=seed,
-                capacity=capacity,
-                points=looks.tolist(),
-                backend="jax",
-                tick=tick,
-            )
-        return _looked(_ended(run, schedule), looks)
+        return _looked(laid.run(number, Holding(x, y, crowds[number].population, passes), looks, tick), looks)
 
     with ThreadPoolExecutor(workers) as pool:
         runs = list(pool.map(trial, range(len(seeds))))
     up, down = message_bytes(task)
     count = len(runs[0].schedule)
-    planned = [schedule if task.stop.steps is None else _sent(schedule, task.stop.steps) for schedule in schedules]
-    trips, uses = _most(planned, crowds)
+    trips, uses = _most(laid.planned, crowds)
     trips_paid, uses_paid = _most([run.schedule for run in runs], crowds)
     cost = Cost(
         price.sample_epsilon(uses),
@@ -194,12 +192,146 @@ def simulate(
         claimed_epsilon(task) if task.as_published else None,
         price.sample_epsilon(uses_paid),
         price.device_epsilon(trips_paid),
+        price.sample_epsilon_alone(uses),
+        price.device_epsilon_alone(trips),
     )
     seconds = time.perf_counter() - started
-    first = crowds[0]
+    first, (met, abandoned) = crowds[0], laid.met(runs[0])
     return Study(
-        task, tuple(runs), first.population, cost, count, up * count, down * count, first.silent, uses, seconds
+        task,
+        tuple(runs),
+        first.population,
+        cost,
+        count,
+        up * count,
+        down * count,
+        first.silent,
+        uses,
+        seconds,
+        met,
+        abandoned,
     )
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """Trials in which devices check in on their own: laid out beforehand, since timing depends on no value."""
+
+    task: Task
+    crowds: list[_Crowd]
+    seeds: Sequence[int]
+    schedules: list[Schedule]
+    engine: str
+
+    @staticmethod
+    def of(
+        task: Task,
+        crowds: list[_Crowd],
+        seeds: Sequence[int],
+        passes: int,
+        delay: Delay | None,
+        dropout: float,
+        engine: str,
+    ) -> _OneByOne:
+        if dropout:
+            raise TaskError(f"dropout = {dropout:g}: cohorts lose devices, and task {task.name!r} has no [masking].")
+        batch, capacity = plan(task).settings.batch, plan(task).settings.capacity
+        pairs = zip(crowds, seeds, strict=True)
+        schedules = [lay_out(crowd.world, seed=seed, batch=batch, capacity=capacity) for crowd, seed in pairs]
+        for schedule in schedules:
+            refuse_repeats(schedule, batch=batch, capacity=capacity, passes=passes)
+        return _OneByOne(task, crowds, seeds, schedules, engine)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(schedule) for schedule in self.schedules]
+
+    @property
+    def planned(self) -> list[Schedule]:
+        last = self.task.stop.steps
+        return self.schedules if last is None else [_sent(schedule, last) for schedule in self.schedules]
+
+    def run(self, number: int, holding: Holding, looks: Array, tick: Tick) -> Run:
+        schedule, seed = self.schedules[number], self.seeds[number]
+        if self.engine == "compiled":
+            (run,) = compiled.run(self.task, holding, [schedule], [seed], points=looks.tolist(), tick=tick)
+        else:
+            from crowdml.sim import event_queue
+
+            run = event_queue.run(
+                self.task,
+                holding,
+                self.crowds[number].world,
+                seed=seed,
+                capacity=plan(self.task).settings.capacity,
+                points=looks.tolist(),
+                backend="jax",
+                tick=tick,
+            )
+        return _ended(run, schedule)
+
+    def met(self, run: Run) -> tuple[int | None, int]:
+        return None, 0
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """Trials in cohorts, whose members are drawn beforehand from public numbers."""
+
+    task: Task
+    seeds: Sequence[int]
+    rounds: list[cohorts.Rounds]
+    dropout: float
+
+    @staticmethod
+    def of(
+        task: Task,
+        crowds: list[_Crowd],
+        seeds: Sequence[int],
+        passes: int,
+        delay: Delay | None,
+        dropout: float,
+        engine: str,
+    ) -> _Masked:
+        if engine != "compiled" or delay not in (None, Delay()):
+            raise TaskError(
+                f"task {task.name!r} is masked: its cohorts take their turns in step, so engine = "
+                '"compiled" and no delay. Its devices vanish by `dropout`.'
+            )
+        if not 0 <= dropout < 1:
+            raise TaskError(f"dropout = {dropout:g}: a share of the devices, from 0 to below 1.")
+        empty = np.zeros((1, 1), np.float32), np.zeros(1, np.int32)
+        rounds = [
+            cohorts.lay_out(task, Holding(*empty, crowd.population, passes), seed, dropout=dropout)
+            for crowd, seed in zip(crowds, seeds, strict=True)
+        ]
+        return _Masked(task, seeds, rounds, dropout)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(laid) for laid in self.rounds]
+
+    @property
+    def planned(self) -> list[Schedule]:
+        """Every round that there may be: with `stop.steps`, up to the last that is summed, which dropouts decide."""
+        masking, last = self.task.masking, self.task.stop.steps
+        assert masking is not None
+        plans: list[Schedule] = []
+        for laid in self.rounds:
+            summed = np.cumsum(laid.alive.sum(1) >= masking.minimum)
+            count = len(laid) if last is None else min(len(laid), int((summed < last).sum()) + 1)
+            plans.append(cohorts.paid(laid, find(self.task).batch(self.task), count))
+        return plans
+
+    def run(self, number: int, holding: Holding, looks: Array, tick: Tick) -> Run:
+        (run,) = cohorts.run(
+            self.task, holding, [self.seeds[number]], dropout=self.dropout, points=looks.tolist(), tick=tick
+        )
+        return run
+
+    def met(self, run: Run) -> tuple[int | None, int]:
+        rounds = int(run.schedule.version.max(initial=-1)) + 1
+        return rounds, rounds - int(run.state.steps)
 
 
 @dataclass(frozen=True)
@@ -282,13 +414,21 @@ def _uses(schedule: Schedule, population: Population) -> int:
 
 
 def message_bytes(task: Task) -> tuple[int, int]:
-    """Bytes of a check-in and of a check-out, without signature and transport. They depend on shapes alone."""
+    """Bytes of a check-in and of a check-out, without signature and transport. They depend on shapes alone.
+
+    Under masks a check-in is the masked vectors; keys and shares come on top (docs/secagg.md).
+    """
     protocol = find(task)
     batch = protocol.batch(task)
     nothing = Samples(np.zeros((batch, task.features.dimension), np.float32), np.zeros(batch, np.int32))
     offered = published(protocol.server.start(task, Context(me=SERVER)))
+    down = len(encode(offered))
+    if task.masking is not None and task.privacy.mechanism != "none":
+        return terms_of(task, protocol.mechanisms(task)).size, down
     message, _ = turn(protocol, task, nothing, offered, Silence(), me="device")
-    return len(encode(message)), len(encode(offered))
+    if task.masking is not None:
+        return sum(4 * steps.size for steps in masked_steps(message).values()), down
+    return len(encode(message)), down
 
 
 def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
@@ -325,11 +465,17 @@ def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
                 int(samples[mechanism.covers.start : mechanism.covers.stop].min()),
                 int(samples[mechanism.covers.start : mechanism.covers.stop].max()),
                 now,
+                *_if_all_collude(mechanism),
             )
             for row, mechanism in table.items()
         ]
         ledger.charge(task.hash, charges, [budget])
     return ledger
+
+
+def _if_all_collude(mechanism: Mechanism) -> tuple[Loss, ...]:
+    """What a charge says besides, of a row that leaves under masks."""
+    return (alone(mechanism), device_alone(mechanism)) if mechanism.observer is Observer.AGGREGATE else ()
 
 
 def _just_above(total: Total, delta: float) -> Fraction:
@@ -345,7 +491,9 @@ class Crowd(ClassifierMixin, BaseEstimator):
 
     Guarantee: what the devices of such a crowd send is (epsilon, delta)-DP in all for replacing any one sample,
     against anyone who sees all of it; `epsilon_sample_` is that total, at most `epsilon`. It is the total of the plan,
-    fixed before the run by the passes. A device gives many samples:
+    fixed before the run by the passes. With `masking` it holds against who sees the sums of cohorts, with at most
+    `colluders` devices among them; `epsilon_sample_alone_` is what is left if everyone else colludes.
+    A device gives many samples:
     `epsilon_device_` is what all of them replaced at once would cost, and it is much larger. Both are of simulated
     devices, whose noise comes from a seed: the data given to `fit` is protected from nobody who holds the object.
 
@@ -358,7 +506,9 @@ class Crowd(ClassifierMixin, BaseEstimator):
     "discrete-gaussian" (l2 sphere) or "discrete-laplace" (l1, delta = 0). batch: samples a check-in; None: all that a
     device has, in one. step: c of c/sqrt(t); None: `public_step`. passes: over the data, at a share of epsilon each.
     delay: of each leg of a trip, in samples of the whole crowd ("100", "exponential:100"). population: "iid",
-    "by_class" or "by_user" (with `groups` in `fit`). update: "sgd", "adagrad", "rmsprop" or "average". engine:
+    "by_class" or "by_user" (with `groups` in `fit`). update: "sgd", "adagrad", "rmsprop", "momentum" or "average".
+    masking: the task's [masking] table, such as {"cohort": 50, "minimum": 40, "colluders": 5}: devices meet in cohorts
+    and the server hears sums, with Skellam noise. dropout: the chance that a device of a cohort vanishes. engine:
     "compiled" or "events". seed: of the split, the timing and the noise; None: fresh from the operating system.
     as_published: the paper's Laplace form, in which `epsilon` is claimed once however many passes there are;
     `epsilon_sample_` says what it really costs.
@@ -384,6 +534,8 @@ class Crowd(ClassifierMixin, BaseEstimator):
         engine: str = "compiled",
         seed: int | None = None,
         as_published: bool = False,
+        masking: Mapping[str, Any] | None = None,
+        dropout: float = 0.0,
     ) -> None:
         self.protocol = protocol
         self.epsilon = epsilon
@@ -402,6 +554,8 @@ class Crowd(ClassifierMixin, BaseEstimator):
         self.engine = engine
         self.seed = seed
         self.as_published = as_published
+        self.masking = masking
+        self.dropout = dropout
 
     def fit(
         self,
@@ -415,7 +569,7 @@ class Crowd(ClassifierMixin, BaseEstimator):
         """Let the crowd learn X [n, d], y [n].
 
         `history_` holds the accuracy after so many check-ins: on `evaluate` = (X, y), or on the crowd's own samples,
-        which only a simulator can look at. `tick` hears how many check-ins were done.
+        which only a simulator can look at. `tick` hears how many check-ins were done. With masks both count rounds.
         """
         rows, y = check_X_y(X, y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -434,6 +588,7 @@ class Crowd(ClassifierMixin, BaseEstimator):
             seeds=[seed],
             passes=self.passes,
             delay=Delay.parse(str(self.delay)),
+            dropout=self.dropout,
             engine=self.engine,
             tick=tick,
         )
@@ -443,13 +598,14 @@ class Crowd(ClassifierMixin, BaseEstimator):
         self.coef_ = run.model.T if run.model.ndim == 2 else run.model[None, :]
         self.intercept_ = np.zeros(len(self.coef_))
         self.epsilon_sample_, self.epsilon_device_ = study.cost.epsilon_sample, study.cost.epsilon_device
+        self.epsilon_sample_alone_, self.epsilon_device_alone_ = study.cost.alone_sample, study.cost.alone_device
         self.claimed_epsilon_ = study.cost.claimed
         self.check_ins_, self.bytes_up_, self.bytes_down_ = study.check_ins, study.bytes_up, study.bytes_down
         seen = (x, labels)
         if evaluate is not None:
             seen = (self._on_sphere(check_array(evaluate[0]), task), self._numbers(evaluate[1]))
         self.history_ = {
-            "check_ins": study.points,
+            study.unit.replace("-", "_"): study.points,
             "accuracy": study.accuracy(*seen)[0],
             "of": "evaluation data" if evaluate is not None else "the crowd's own samples",
         }
@@ -483,15 +639,15 @@ class Crowd(ClassifierMixin, BaseEstimator):
         return odds / odds.sum(axis=1, keepdims=True)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Accuracy over check-ins, with both totals in the title; the matplotlib axes, or a file."""
+        """Accuracy over check-ins or rounds, with both totals in the title; the matplotlib axes, or a file."""
         check_is_fitted(self, "study_")
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.4, 4), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(self.history_["check_ins"], self.history_["accuracy"], color="#2563a8", marker=".")
+        axes.plot(self.study_.points, self.history_["accuracy"], color="#2563a8", marker=".")
         axes.set(
-            xlabel="check-ins",
+            xlabel=self.study_.unit,
             ylabel=f"accuracy on {self.history_['of']}",
             ylim=(0, 1),
             title=f"{self.devices:,} devices · {describe_cost(self.study_.cost)}",
@@ -531,7 +687,10 @@ class Crowd(ClassifierMixin, BaseEstimator):
         if self.protocol not in PROTOCOLS:
             raise TaskError(f"protocol = {self.protocol!r}: choose one of {', '.join(PROTOCOLS)}.")
         laplace = self.mechanism == "discrete-laplace" or self.as_published
-        mechanism = "none" if self.epsilon is None else "discrete-laplace" if laplace else self.mechanism
+        if self.masking is not None and (laplace or self.mechanism not in ("discrete-gaussian", "skellam")):
+            raise TaskError('masking needs mechanism = "skellam": no other noise is the sum of shares of its own kind.')
+        gaussian = self.mechanism if self.masking is None else "skellam"
+        mechanism = "none" if self.epsilon is None else "discrete-laplace" if laplace else gaussian
         delta = 0.0 if laplace else float(self.delta)
         epsilon = {} if self.epsilon is None else {"gradient": exact(self.epsilon)}
         task = Task(
@@ -546,14 +705,20 @@ class Crowd(ClassifierMixin, BaseEstimator):
                 "radius": exact(self.radius),
                 "update": self.update,
             },
-            privacy=Privacy(mechanism, epsilon, delta),
+            privacy=Privacy(mechanism, epsilon, delta, uses=1 if self.masking is None else self.passes),
             as_published=self.as_published,
+            masking=None if self.masking is None else read_section(Masking, _exactly(self.masking), "masking"),
         )
-        if self.epsilon is not None and not self.as_published:
+        if self.epsilon is not None and not self.as_published and self.masking is None:
             task = task.with_(privacy=replace(task.privacy, epsilon={"gradient": _a_pass(task, self.passes)}))
         if self.step is None:
             task = task.with_(protocol={"step": {"c": public_step(task)}})
         return task
+
+
+def _exactly(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as a task file would hold it: floats as the fractions that their writer meant."""
+    return {key: exact(value) if isinstance(value, float) else value for key, value in table.items()}
 
 
 def _a_pass(task: Task, passes: int) -> Fraction:
@@ -576,9 +741,11 @@ def _a_pass(task: Task, passes: int) -> Fraction:
 
 
 def describe_cost(cost: Cost) -> str:
-    """'sample ε 1, device ε 155 (δ 1e-06)': both totals of the plan, always together."""
+    """'sample ε 1, device ε 155 (δ 1e-06)': both totals of the plan, always together; with masks both prices."""
     if math.isinf(cost.epsilon_sample):
         return "no privacy"
     text = f"sample ε {cost.epsilon_sample:.3g}, device ε {cost.epsilon_device:.4g}"
     text += f" (δ {cost.delta:g})" if cost.delta else ""
+    if cost.alone_sample > cost.epsilon_sample:
+        text += f"; if everyone else colludes {cost.alone_sample:.3g} and {cost.alone_device:.4g}"
     return text if cost.claimed is None else f"{text}; as published, claimed {cost.claimed:.3g}"

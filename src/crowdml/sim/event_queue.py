@@ -24,7 +24,7 @@ from crowdml.privacy.private import Stamp
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocol import CheckOut, Context, Protocol, Send, Sensed, Step, advance
 from crowdml.protocols import find
-from crowdml.sim.crowd import Holding, Run, published, small_releases, stops
+from crowdml.sim.crowd import Holding, Run, published, refuse_masked, small_releases, stops
 from crowdml.sim.pytrees import compile_alike, register
 from crowdml.sim.schedule import Schedule
 from crowdml.sim.world import World
@@ -130,6 +130,7 @@ def run(
 ) -> Run:
     """One trial, event by event. The schedule that it met is in the `Run`."""
     protocol = find(task)
+    refuse_masked(task)
     batch = protocol.batch(task)
     register()
     steps = (CompiledSteps if backend == "jax" else Steps)(protocol, task, noise)
