@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import known_class, score, settled
+from crowdml.models.scores import gradient_rows, gradient_sum, known_class, score, settled
 
 __all__ = ["Logistic", "SmoothSvm", "Svm"]
 
@@ -28,6 +28,16 @@ class TwoClasses:
     @property
     def cells(self) -> int:
         return 2
+
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
+        """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
+        raise NotImplementedError
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        return gradient_rows(*self._slopes(weights, samples))
+
+    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
+        return gradient_sum(*self._slopes(weights, samples))
 
     def predict(self, weights: Array, x: Array) -> Integers:
         xp = namespace(weights, x)
@@ -60,13 +70,12 @@ class Logistic(TwoClasses):
         against = xp.where(samples.y == 1, -scores, scores)
         return xp.where(known_class(samples.y, 2), xp.maximum(against, 0) + xp.log1p(xp.exp(-xp.abs(against))), 0)
 
-    def gradients(self, weights: Array, samples: Samples) -> Array:
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         xp = namespace(weights, samples.x)
         x, scores = score(weights, samples.x)
         usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
         chance = 0.5 + 0.5 * xp.tanh(0.5 * scores)  # never overflows, unlike 1 / (1 + exp(-scores))
-        residual = xp.where(usable, chance - (samples.y == 1), 0)
-        return xp.where(usable[:, None], x, 0) * residual[:, None]
+        return x, xp.where(usable, chance - (samples.y == 1), xp.nan)
 
     def smoothness(self, radius: float) -> float | None:
         check_radius("l2", radius)
@@ -85,12 +94,12 @@ class Svm(TwoClasses):
         scores = settled(score(weights, samples.x)[1])
         return xp.where(known_class(samples.y, 2), xp.maximum(1 - xp.where(samples.y == 1, scores, -scores), 0), 0)
 
-    def gradients(self, weights: Array, samples: Samples) -> Array:
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         xp = namespace(weights, samples.x)
         x, scores = score(weights, samples.x)
         sign = xp.where(samples.y == 1, 1, -1).astype(x.dtype)
-        active = (sign * scores < 1) & known_class(samples.y, 2)  # false where the score is NaN
-        return xp.where(active[:, None], x, 0) * xp.where(active, -sign, 0)[:, None]
+        usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
+        return x, xp.where(usable, xp.where(sign * scores < 1, -sign, 0), xp.nan)
 
     def smoothness(self, radius: float) -> float | None:
         return None  # at the kink the gradient jumps
@@ -112,13 +121,13 @@ class SmoothSvm(TwoClasses):
         inner = xp.minimum(short, self.width)
         return xp.where(known_class(samples.y, 2), inner / self.width * (short - 0.5 * inner), 0)
 
-    def gradients(self, weights: Array, samples: Samples) -> Array:
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         xp = namespace(weights, samples.x)
         x, scores = score(weights, samples.x)
         usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
         share = xp.clip(1 - self._margin(scores, samples), 0, self.width) / self.width
         slope = xp.where(samples.y == 1, -share, share)
-        return xp.where(usable[:, None], x, 0) * xp.where(usable, slope, 0)[:, None].astype(x.dtype)
+        return x, xp.where(usable, slope, xp.nan).astype(x.dtype)
 
     def smoothness(self, radius: float) -> float | None:
         check_radius("l2", radius)

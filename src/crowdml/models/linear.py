@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import LARGEST, score, settled
+from crowdml.models.scores import LARGEST, gradient_rows, gradient_sum, score, settled
 
 __all__ = ["LeastSquares", "Linear"]
 
@@ -49,14 +49,20 @@ class Linear:
         inner = xp.minimum(off, self.width)
         return xp.where(self._known(samples), inner * (off - 0.5 * inner), 0)
 
-    def gradients(self, weights: Array, samples: Samples) -> Array:
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
+        """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
         xp = namespace(weights, samples.x)
         x, scores = score(weights, samples.x)
         usable = (scores == scores) & self._known(samples)  # NaN alone differs from itself
         slope = xp.clip(scores - self._target(weights, samples), -self.width, self.width)
         # the entries of x are held to LARGEST, so that a width above 1 cannot carry them to infinity
-        x = xp.clip(xp.where(usable[:, None], x, 0), -LARGEST, LARGEST)
-        return x * xp.where(usable, slope, 0)[:, None]
+        return xp.clip(x, -LARGEST, LARGEST), xp.where(usable, slope, xp.nan)
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        return gradient_rows(*self._slopes(weights, samples))
+
+    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
+        return gradient_sum(*self._slopes(weights, samples))
 
     def predict(self, weights: Array, x: Array) -> Array:
         return settled(score(weights, x)[1])
@@ -102,15 +108,16 @@ class LeastSquares(Linear):
         off = xp.clip(off, -ROOT, ROOT)  # so that the square is a float32
         return xp.where(self._known(samples), off * off, 0)
 
-    def gradients(self, weights: Array, samples: Samples) -> Array:
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
+        """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
         xp = namespace(weights, samples.x)
         x, scores = score(weights, samples.x)
         usable = (scores == scores) & self._known(samples)  # NaN alone differs from itself
         slope = xp.clip(2 * (scores - self._target(weights, samples)), -ROOT, ROOT)
-        x = xp.clip(xp.where(usable[:, None], x, 0), -ROOT, ROOT)
-        return x * xp.where(usable, slope, 0)[:, None]
+        return xp.clip(x, -ROOT, ROOT), xp.where(usable, slope, xp.nan)
 
     def gradient_bound(self, norm: Norm, radius: float) -> float:
+        check_radius(norm, radius)
         raise TaskError(
             "model 'least-squares': the gradient 2 (x.w - y) x grows with the weights, so no bound holds for it and no "
             "noise protects it (Guo and Gong's Lemma 1 fails: finding G4). Use 'linear', whose loss is Huber's."

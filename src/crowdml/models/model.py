@@ -48,6 +48,10 @@ class Model(Interface):
         """Gradient of each sample's loss in the weights, [b, *shape]."""
         ...
 
+    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
+        """Their sum, [*shape], as one product: where no sample's own gradient is needed, it is several times faster."""
+        ...
+
     def predict(self, weights: Array, x: Array) -> Array:
         """x [b, d] -> [b]: a class index (int32, the lowest of equals), or a number."""
         ...

@@ -6,7 +6,7 @@ import numpy as np
 
 from crowdml.arrays import Array, namespace
 
-__all__ = ["LARGEST", "known_class", "score", "settled"]
+__all__ = ["LARGEST", "gradient_rows", "gradient_sum", "known_class", "score", "settled"]
 
 LARGEST = 1e30
 """A score beyond this is as good as infinite: twice it is still a float32."""
@@ -35,3 +35,19 @@ def known_class(y: Array, classes: int) -> Array:
     """[b] bool: y is one of 0, ..., classes - 1."""
     known = (y >= 0) & (y < classes)
     return known & (y == namespace(y).floor(y)) if y.dtype.kind == "f" else known
+
+
+def gradient_rows(x: Array, slope: Array) -> Array:
+    """x [b, d], slope [b] -> [b, d]: each sample's gradient; zero where the slope is NaN."""
+    xp = namespace(x, slope)
+    usable = slope == slope  # NaN alone differs from itself
+    return xp.where(usable[:, None], x, 0) * xp.where(usable, slope, 0)[:, None]
+
+
+def gradient_sum(x: Array, slope: Array) -> Array:
+    """x [b, d], slope [b, ...] -> [d, ...]: the sum of the gradients, as one product.
+
+    What is not finite in x is zero in it whatever the weights are, so that many weights can share one product.
+    """
+    xp = namespace(x, slope)
+    return xp.where(abs(x) <= LARGEST, x, 0).T @ xp.where(slope == slope, slope, 0)

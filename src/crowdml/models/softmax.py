@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import known_class, score, settled
+from crowdml.models.scores import gradient_sum, known_class, score, settled
 
 __all__ = ["Softmax"]
 
@@ -39,13 +39,22 @@ class Softmax:
         return xp.where(known_class(samples.y, self.classes), xp.log(xp.exp(shifted).sum(axis=-1)) - of_label, 0)
 
     def gradients(self, weights: Array, samples: Samples) -> Array:
+        x, residual = self._slopes(weights, samples)
+        usable = (residual == residual).all(-1)  # NaN alone differs from itself
+        xp = namespace(x)
+        return xp.where(usable[:, None], x, 0)[:, :, None] * xp.where(usable[:, None], residual, 0)[:, None, :]
+
+    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
+        return gradient_sum(*self._slopes(weights, samples))
+
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
+        """x [b, d], and the slope of each loss in its scores, [b, c]: NaN where a sample cannot be used."""
         xp = namespace(weights, samples.x)
         x, scores = score(weights, samples.x)
         odds = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         share = 1 / odds.sum(axis=-1, keepdims=True)  # in (0, 1], or NaN as soon as one score is
         usable = (share == share) & known_class(samples.y, self.classes)[:, None]  # NaN alone differs from itself
-        residual = xp.where(usable, odds * share - self._hot(samples), 0)
-        return xp.where(usable, x, 0)[:, :, None] * residual[:, None, :]
+        return x, xp.where(usable, odds * share - self._hot(samples), xp.nan)
 
     def predict(self, weights: Array, x: Array) -> Integers:
         xp = namespace(weights, x)
