@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from crowdml.errors import TaskError
 from crowdml.protocol import Protocol, check_budget
-from crowdml.protocols import gram, sgd
+from crowdml.protocols import admm, gram, sgd
 from crowdml.task import Task
 
-PROTOCOLS: dict[str, Protocol] = {"gram": gram.protocol, "sgd": sgd.protocol}
+PROTOCOLS: dict[str, Protocol] = {"admm": admm.protocol, "gram": gram.protocol, "sgd": sgd.protocol}
 """Every protocol by its name in task files."""
 
 
