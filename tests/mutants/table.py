@@ -19,7 +19,11 @@ LEDGER, CHARGED = "storage/ledger.py", "tests/storage/test_ledger.py::"
 CRASHED = "tests/storage/test_ledger_crash.py::"
 KILLERS = "tests/mutants/test_killers.py::"
 MASKS, LIES = "tests/secagg/test_masks.py::", "tests/secagg/test_lies.py::"
+HTTP_ROUNDS, PHASES = (f"tests/server/test_masked_{name}.py::" for name in ("rounds", "phases"))
 ROUNDS, SHARES, GRAPH = (f"tests/secagg/test_{name}.py::" for name in ("rounds", "shamir", "graph"))
+
+MOMENTS, MOVED = "privacy/moments.py", "tests/privacy/test_moments.py::"
+GRAM = "tests/protocols/test_gram.py::"
 
 
 @dataclass(frozen=True)
@@ -822,5 +826,105 @@ MUTANTS: tuple[Mutant, ...] = (
         "if largest > left * field.bound + field.slack:",
         "if False:",
         f"{ROUNDS}test_one_device_that_sends_random_elements_makes_the_round_abandoned",
+    ),
+    # --- second moments ---
+    Mutant(
+        "moments: sqrt(4.5) taken for sqrt(2)",
+        MOMENTS,
+        "root_up(Fraction(9, 2) * clip**4)",
+        "root_up(Fraction(2) * clip**4)",
+        f"{MOVED}test_replacing_a_sample_moves_the_moments_by_at_most_the_sensitivity",
+    ),
+    Mutant(
+        "moments: two for features that may be negative",
+        MOMENTS,
+        "return Fraction(2 * clip**2) if positive else",
+        "return Fraction(2 * clip**2) if True else",
+        f"{MOVED}test_the_sensitivity_is_attained_at_half_opposite_features_with_one_label",
+    ),
+    Mutant(
+        "moments: a quarter of the variance off the diagonal",
+        MOMENTS,
+        "source.skellam(each / 2, like",
+        "source.skellam(each / 4, like",
+        f"{MOVED}test_noise_off_the_diagonal_has_half_the_variance[system]",
+    ),
+    Mutant(
+        "moments: the larger variance in the terms beyond the Gaussian",
+        MOMENTS,
+        "small = Fraction(l2) ** 2, Fraction(variance) / 2",
+        "small = Fraction(l2) ** 2, Fraction(variance)",
+        f"{MOVED}test_the_loss_takes_the_smaller_variance_beyond_the_gaussian_term",
+    ),
+    Mutant(
+        "moments: rounded instead of truncated",
+        MOMENTS,
+        "whole = np.trunc(scaled",
+        "whole = np.rint(scaled",
+        f"{MOVED}test_moments_are_exact_products_of_truncated_integers",
+    ),
+    Mutant(
+        "moments: long rows are lost instead of shrunk",
+        MOMENTS,
+        "np.maximum(size, self.clip))).astype",
+        "1.0)).astype",
+        f"{MOVED}test_what_is_longer_than_the_clip_is_shrunk_to_it_and_not_lost",
+    ),
+    Mutant(
+        "moments: a device pays for one sample",
+        MOMENTS,
+        "return self._loss(self.covers.size, self.honest)",
+        "return self._loss(1, self.honest)",
+        f"{MOVED}test_all_samples_of_a_device_move_them_by_as_many_times_as_much",
+    ),
+    Mutant(
+        "gram: a task for devices calibrated to a sample",
+        "protocols/gram.py",
+        'samples = settings.batch if privacy.unit == "device" else 1',
+        "samples = 1",
+        f"{GRAM}test_a_device_pays_the_epsilon_of_a_task_that_protects_devices",
+    ),
+    Mutant(
+        "gram: noise for all who may come, not for the honest",
+        "protocols/gram.py",
+        "privacy.delta) / masking.honest",
+        "privacy.delta) / masking.cohort",
+        f"{GRAM}test_a_sample_pays_the_epsilon_of_the_task_and_no_more[1]",
+    ),
+    Mutant(
+        "gram: moments said again to a repeated publication",
+        "protocols/gram.py",
+        "return Step(None, (Send(SERVER, Moments(moments)),))",
+        "return Step(waiting, (Send(SERVER, Moments(moments)),))",
+        f"{GRAM}test_a_device_says_its_moments_once_and_charges_one_row",
+    ),
+    # --- rounds on the server: who is heard, and what stays ---
+    Mutant(
+        "a total is heard from a device",
+        "server/rounds.py",
+        "        if envelope.kind != Masked.kind:\n",
+        "        if not envelope.kind:\n",
+        f"{HTTP_ROUNDS}test_a_device_of_a_masked_task_checks_in_nothing_but_masked_vectors[sqlite-sgd/total/1]",
+    ),
+    Mutant(
+        "bodies of masked vectors outlive their round",
+        "storage/server/rounds.py",
+        "            self._forget_bodies(connection, number, row.number)\n",
+        "",
+        f"{PHASES}test_a_phase_closes_at_its_deadline_with_those_who_answered[mask-3-survivors]",
+    ),
+    Mutant(
+        "a restart adds the vectors of a kept sum again",
+        "server/rounds.py",
+        "body, last, loose = kept.sum or bytes(self.terms.size), kept.folded, 0",
+        "body, last, loose = bytes(self.terms.size), kept.folded, 0",
+        f"{PHASES}test_bodies_go_when_the_sum_that_has_them_is_kept_and_a_restart_has_the_same_sum",
+    ),
+    Mutant(
+        "a cohort is told of the newest publication instead of its own",
+        "server/rounds.py",
+        "        published = under.publication\n",
+        "        published = self.offer()\n",
+        f"{PHASES}test_everybody_in_a_cohort_works_with_the_same_publication",
     ),
 )

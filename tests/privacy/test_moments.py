@@ -105,6 +105,11 @@ def test_no_row_of_integers_is_longer_than_the_clip_and_no_entry_beyond_the_boun
     assert np.abs(ROW.moments(rows)).max() <= ROW.bound == 4 * S * S
 
 
+def test_what_is_longer_than_the_clip_is_shrunk_to_it_and_not_lost():
+    steps = ROW.steps(np.full((1, 5), 10.0))
+    assert steps.tolist() == [[28] * 5]  # 64 / sqrt(5), toward zero
+
+
 def test_joined_and_split_again_they_are_the_same():
     rng = np.random.default_rng(1)
     half = rng.integers(-9, 9, (5, 5))
