@@ -56,6 +56,20 @@ FIGURES: dict[str, FigureSpec] = {
             "tuning",
         ),
         FigureSpec(
+            "ours/mnist-frontier",
+            "Digits: error over the total epsilon",
+            ("mnist-pixels", *_MNIST),
+            "crowdml.experiments.ours",
+            "frontier",
+        ),
+        FigureSpec(
+            "ours/gram-tuning",
+            "How gram's rule and map were chosen",
+            ("mnist-pixels",),
+            "crowdml.experiments.ours",
+            "tuning",
+        ),
+        FigureSpec(
             "ours/masked-tuning",
             "How the settings of masked cohorts were chosen",
             ("mnist",),
