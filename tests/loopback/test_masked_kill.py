@@ -78,16 +78,16 @@ class Member:
             if view.phase != "advertise" or view.round <= device.after:
                 self.stop.wait(0.05)
                 return
-            answer = device.advertise(view.round)
+            answer = device.begin(view.round)
             if answer.status not in (200, 202):
                 self._left(answer)
             return
         view = device.look(device.state.round)
-        if view.is_over or self.chance.random() < 0.005:
+        if view.is_over or self.chance.random() < 0.0005:
             device.forget()
             return
         if not view.body:
-            self.stop.wait(0.02)
+            self.stop.wait(0.05)
             return
         if view.kind == "secagg/held/1":
             self.gave[device.inner.seq + 1] = view.round
@@ -123,8 +123,8 @@ def kill_in_rounds(folder: Path, kills: int, seed: int, database: str | None = N
             pause.wait(chance.uniform(0.05, 1.5))
             server.kill()
             server.start()
-        ends = time.monotonic() + 60
-        while not summed(server) and time.monotonic() < ends:
+        before, ends = summed(server), time.monotonic() + 60
+        while summed(server) < before + 2 and time.monotonic() < ends:  # it goes on
             pause.wait(0.2)
     finally:
         stop.set()
@@ -135,9 +135,9 @@ def kill_in_rounds(folder: Path, kills: int, seed: int, database: str | None = N
     return count(server, members)
 
 
-def summed(server: Server) -> bool:
+def summed(server: Server) -> int:
     with Store(server.where) as store:
-        return any(row.phase == "summed" for row in store.rounds(TASK.hash, 100_000))
+        return store.round_counts(TASK.hash).get("summed", 0)
 
 
 def count(server: Server, members: list[Member]) -> int:
@@ -176,16 +176,16 @@ def count(server: Server, members: list[Member]) -> int:
 
 
 def test_rounds_go_on_after_the_server_is_killed_a_few_times(tmp_path: Path) -> None:
-    assert kill_in_rounds(tmp_path, kills=2, seed=1) >= 1
+    assert kill_in_rounds(tmp_path, kills=2, seed=1) >= 2
 
 
 @pytest.mark.slow
-def test_rounds_go_on_after_the_server_is_killed_twenty_times_and_nothing_is_lost_or_counted_twice(
+def test_rounds_go_on_after_the_server_is_killed_twelve_times_and_nothing_is_lost_or_counted_twice(
     tmp_path: Path,
 ) -> None:
-    assert kill_in_rounds(tmp_path, kills=20, seed=2) >= 3
+    assert kill_in_rounds(tmp_path, kills=12, seed=2) >= 4
 
 
 @pytest.mark.postgres
 def test_rounds_on_postgresql_go_on_after_the_server_is_killed(tmp_path: Path, postgresql_url: str) -> None:
-    assert kill_in_rounds(tmp_path, kills=3, seed=3, database=postgresql_url) >= 1
+    assert kill_in_rounds(tmp_path, kills=3, seed=3, database=postgresql_url) >= 2

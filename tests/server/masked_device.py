@@ -112,8 +112,11 @@ class MaskedDevice:
     def advertise(self, round: int | None = None) -> Answer:  # noqa: A002
         view = self.look(round)
         assert view.phase == "advertise"
-        self.state = core.advertise(self.terms, view.round, self.inner.key, after=self.after)
-        self.after = view.round
+        return self.begin(view.round)
+
+    def begin(self, round: int) -> Answer:  # noqa: A002
+        self.state = core.advertise(self.terms, round, self.inner.key, after=self.after)
+        self.after = round
         return self.post()
 
     def step(self, vectors: dict[str, Any] | None = None) -> Answer | None:
@@ -190,12 +193,16 @@ class Clock:
     """Seconds that a test moves."""
 
     now: float = 1000.0
+    wall: float = 0.0
+    """Seconds by which the clock on the wall has jumped."""
 
     def __call__(self) -> float:
         return self.now
 
     def utc(self) -> str:
-        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)).isoformat(timespec="microseconds")
+        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now + self.wall)).isoformat(
+            timespec="microseconds"
+        )
 
 
 @dataclass

@@ -272,6 +272,19 @@ def test_two_rounds_at_once_end_in_two_totals_and_the_later_one_may_end_first():
     assert third[0].look(3).publication[0] == 2
 
 
+def test_everybody_in_a_cohort_works_with_the_same_publication():
+    room = Room(make_masked(cohort=5, minimum=4))
+    first, second = room.devices(5), [room.device(number) for number in range(5, 10)]
+    number = to_phase(room, first, "mask")
+    first[0].step()
+    room.run(second)
+    assert room.runner.offer.version == 1
+    seen = [each.look(number).publication for each in first[1:]]
+    assert [each[0] for each in seen if each is not None] == [0] * 4
+    through(first, lambda: number in room.rounds.ended)
+    assert [int(each.version) for each in totals(room)] == [0, 0]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_restart_after_any_message_goes_on_where_it_was(seed: int, tmp_path: Path):
     """Devices and a server that is made anew from its store after every few messages; some devices vanish."""
@@ -326,6 +339,22 @@ def test_a_restart_gives_an_open_phase_its_whole_time_again():
     assert room.rounds.active[number].phase == "share"
     room.wait(1.0)
     assert room.rounds.active[number].phase == "mask"
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumps_closes_nothing_and_keeps_nothing_open(jump: float):
+    room = Room(make_masked(cohort=5, minimum=4, lease=30.0))
+    devices = room.devices(5)
+    number = to_phase(room, devices, "share")
+    for each in devices[:4]:
+        each.step()
+    room.clock.wall += jump
+    room.wait(29.0)
+    assert room.rounds.active[number].phase == "share"
+    room.wait(1.0)
+    assert room.rounds.active[number].phase == "mask"
+    through(devices[:4], lambda: number in room.rounds.ended)
+    assert room.rounds.ended[number].phase == "summed"
 
 
 def test_numbers_of_rounds_never_come_again():
