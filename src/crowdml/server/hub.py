@@ -364,6 +364,9 @@ class Hub:
             except StoreError as error:
                 log.error("rounds wait: %s", error)
                 await asyncio.sleep(WATCH_EVERY)
+            except Exception:  # a task that is in doubt is folded again: the others' rounds go on
+                log.exception("rounds wait")
+                await asyncio.sleep(WATCH_EVERY)
             await asyncio.sleep(BEAT)
 
     def _advance(self, due: list[bytes]) -> None:
@@ -400,6 +403,8 @@ class Hub:
             await self.write(self._finish, hash_, runner, state, closed)
         except StoreError as error:
             log.error("task %s: round %d: %s", runner.task.name, state.round, error)
+        except Exception:
+            log.exception("task %s: round %d could not be ended", runner.task.name, state.round)
 
     def _finish(self, hash_: bytes, runner: TaskRunner, before: ServerRound, closed: ServerRound) -> None:
         """In the writing thread: the total of a round, journalled and applied."""
