@@ -157,3 +157,30 @@ def test_a_quick_figure_is_written_whole_with_its_claims(tmp_path: Path):
     assert (tmp_path / "hamm2015" / "fig4.png").read_bytes()[:4] == b"\x89PNG"
     assert "holds" in answer.err
     assert sorted(entry.name for entry in (tmp_path / "hamm2015").iterdir()) == ["fig4.json", "fig4.md", "fig4.png"]
+
+
+def test_a_masked_task_is_simulated_in_rounds_with_both_epsilons(tmp_path):
+    plot = tmp_path / "masked.png"
+    answer = crowdml(
+        "simulate", "digits-masked", "--data", "digits", "--seed", "1", "--dropout", "0.1", "--plot", str(plot)
+    )
+    assert answer.code == 0, answer.err
+    text = " ".join(answer.out.split())
+    for words in ("if everyone else colludes", "2 in a cohort", "abandoned", "up to 25 devices"):
+        assert words in text
+    assert "staleness" not in text
+    assert plot.stat().st_size > 1000
+    found = crowdml("simulate", "digits-masked", "--data", "digits", "--seed", "1", "--json", "-").json
+    assert found["passes"] == 5  # the task's own
+    assert found["epsilon_sample"] <= 4 < found["epsilon_sample_alone"] < found["epsilon_device_alone"]
+    (series,) = found["series"]
+    assert series["unit"] == "rounds"
+    assert series["x"][-1] == found["rounds"] == 20
+    assert series["privacy"]["epsilon_alone"] == found["epsilon_sample_alone"]
+    assert found["accuracy"] > 0.5
+
+
+def test_what_cohorts_cannot_do_is_refused():
+    assert "is masked" in refused("simulate", "digits-masked", "--data", "digits", "--delay", "100")
+    assert "is masked" in refused("simulate", "digits-masked", "--data", "digits", "--engine", "events")
+    assert "has no [masking]" in refused("simulate", "digits", "--dropout", "0.1")

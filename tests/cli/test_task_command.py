@@ -177,3 +177,52 @@ def test_the_lists_of_commands_are_in_whole_sentences():
         cut = {line.split()[0] for line in lines if line.endswith("...")}
         assert not cut
     assert "start, stop and export them on a server" in crowdml("task", "--help").out
+
+
+def test_a_masked_task_is_checked_with_both_prices_and_its_cohorts():
+    answer = crowdml("task", "check", "digits-masked")
+    assert answer.code == 0
+    text = " ".join(answer.out.split())
+    for words in (
+        "at most 2 colluders",
+        "if everyone else colludes",
+        "Cohorts of 20 to 25: everyone shares masks with everyone",
+        "18 of them honest",
+        "a ring of 32 bits",
+        "all 5 check-ins",
+    ):
+        assert words in text
+    found = crowdml("task", "check", "digits-masked", "--json", "-").json
+    assert found["uses"] == 5
+    assert found["epsilon_sample"] <= 4 < found["epsilon_sample_alone"]
+    assert found["device"][-1]["check_ins"] == 5
+    assert found["device"][-1]["epsilon"] < found["device"][-1]["epsilon_alone"]
+    assert found["device"][0]["epsilon_sample"] < found["epsilon_sample"] == found["device"][-1]["epsilon_sample"]
+    assert found["masking"]["honest"] == 18
+    assert found["masking"]["bytes"] == 640 * 4
+    assert [row["observer"] for row in found["rows"]] == ["aggregate"]
+
+
+def test_a_large_cohort_has_a_sparse_graph(tmp_path: Path):
+    text = (
+        shipped_text("digits-masked").replace("cohort = 25", "cohort = 1000").replace("minimum = 20", "minimum = 900")
+    )
+    found = crowdml("task", "check", written(tmp_path, text), "--json", "-").json["masking"]
+    assert not found["complete"]
+    assert found["threshold"] <= found["neighbours"] < 999
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("minimum = 20", "minimum = 14", ["masking.minimum = 14", "at least 15 must survive"]),
+        ("lease = 30.0", "lease = 30.0\nfloor = 5.0", ["masking.floor = 5", "if everyone else colludes"]),
+        ('mechanism = "skellam"', 'mechanism = "discrete-gaussian"', ['"skellam"']),
+        ("uses = 5", "uses = 0", ["privacy.uses = 0"]),
+        ("gradient = 4.0", "gradient = 0.001", ["no Skellam noise"]),
+    ],
+)
+def test_a_masked_task_that_cannot_be_is_refused_by_key(tmp_path: Path, before: str, after: str, words: list[str]):
+    line = refused("task", "check", written(tmp_path, shipped_text("digits-masked").replace(before, after)))
+    for word in words:
+        assert word in line

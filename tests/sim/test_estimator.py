@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 
@@ -260,3 +261,61 @@ def test_devices_that_hold_less_than_a_batch_give_nothing():
 def test_importing_crowdml_imports_no_jax():
     code = "import sys, crowdml; assert 'jax' not in sys.modules and 'numpy' not in sys.modules; crowdml.Crowd()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Under masks
+
+MASKS = {"cohort": 20, "minimum": 15, "colluders": 2}
+
+
+def test_a_masked_crowd_learns_in_rounds_and_says_both_epsilons():
+    x, y = load_digits(return_X_y=True)
+    crowd = Crowd(masking=MASKS, epsilon=10.0, devices=100, passes=2, seed=1, update="momentum").fit(x, y)
+    assert crowd.task_.privacy.mechanism == "skellam"
+    assert crowd.task_.privacy.uses == 2
+    assert crowd.epsilon_sample_ <= 10 < crowd.epsilon_sample_alone_ < crowd.epsilon_device_alone_
+    assert crowd.epsilon_sample_ == pytest.approx(10, abs=1e-4)
+    assert crowd.history_["rounds"][-1] == crowd.study_.rounds == 10
+    assert crowd.check_ins_ == 200
+    assert crowd.bytes_up_ == 200 * 640 * 4
+    assert crowd.score(x, y) > 0.7
+    assert crowd.plot().get_xlabel() == "rounds"
+    assert "if everyone else colludes" in crowd.plot().get_title()
+
+
+def test_the_ledger_of_a_masked_device_holds_what_was_charged_and_what_is_left_if_all_collude():
+    x, y = load_digits(return_X_y=True)
+    crowd = Crowd(masking=MASKS, epsilon=1.0, devices=100, passes=3, seed=1).fit(x, y)
+    ledger = crowd.ledger_
+    assert ledger.dearest_sample(1e-6)[1].epsilon(1e-6) == crowd.epsilon_sample_
+    assert ledger.dearest_sample(1e-6, alone=True)[1].epsilon(1e-6) == crowd.epsilon_sample_alone_
+    assert ledger.device_total().epsilon(1e-6) == crowd.epsilon_device_
+    assert ledger.device_total(alone=True).epsilon(1e-6) == crowd.epsilon_device_alone_
+
+
+def test_vanished_devices_and_abandoned_rounds_have_paid():
+    x, y = load_digits(return_X_y=True)
+    crowd = Crowd(masking=MASKS, epsilon=1.0, devices=100, seed=1, dropout=0.3).fit(x, y)
+    assert crowd.study_.abandoned > 0
+    assert crowd.study_.rounds == 5
+    assert crowd.check_ins_ == 100
+    assert crowd.epsilon_sample_ == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mechanism": "discrete-laplace"}, "masking needs mechanism"),
+        ({"as_published": True}, "masking needs mechanism"),
+        ({"delay": "100"}, "is masked"),
+        ({"engine": "events"}, "is masked"),
+        ({"dropout": 1.0}, "dropout = 1"),
+        ({"masking": {"cohort": 20}}, "masking.minimum is missing"),
+        ({"masking": {**MASKS, "floor": 2.0}}, "masking.floor = 2"),
+        ({"masking": None, "dropout": 0.1}, "has no .masking."),
+    ],
+)
+def test_a_masked_crowd_that_cannot_be_is_refused(changes, words):
+    x, y = load_digits(return_X_y=True)
+    with pytest.raises(TaskError, match=words):
+        Crowd(**{"masking": MASKS, "devices": 100, "seed": 1, **changes}).fit(x, y)

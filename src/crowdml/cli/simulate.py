@@ -35,19 +35,26 @@ if TYPE_CHECKING:
     help="Repeats a run; without it a fresh one, which is shown.",
 )
 @click.option("--delay", metavar="D", default="0", help="Of each leg, in samples of the crowd: 100, exponential:100.")
+@click.option(
+    "--dropout",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="P",
+    default=0.0,
+    help="Masked tasks: the share of a cohort that vanishes. Default: 0.",
+)
 @click.option("--engine", type=click.Choice(["compiled", "events"]), default="compiled", help="The same bits.")
 @click.option(
     "--passes",
     type=click.IntRange(1, 1000),
     metavar="N",
-    default=1,
-    help="Over the samples; each one costs again. Default: 1.",
+    default=None,
+    help="Over the samples; each one costs again. Default: the task's privacy.uses.",
 )
 @click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
 @click.option(
     "--progress", "counted", is_flag=True, help="Say on stderr how far it is, a line at a time: for programs."
 )
-@click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins: .png, .svg or .pdf.")
+@click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins or rounds: .png, .svg, .pdf.")
 @json_option
 def simulate(
     task: str,
@@ -56,8 +63,9 @@ def simulate(
     trials: int,
     seed: int | None,
     delay: str,
+    dropout: float,
     engine: str,
-    passes: int,
+    passes: int | None,
     population: str | None,
     counted: bool,
     plot_path: str | None,
@@ -73,6 +81,7 @@ def simulate(
     from crowdml.protocol import check_budget
     from crowdml.protocols import find
 
+    passes = found.privacy.uses if passes is None else passes
     check_budget(find(found), found, passes)
     data = _load(found, data_name, seed, devices)
 
@@ -108,6 +117,7 @@ def simulate(
             seeds=seeds,
             passes=passes,
             delay=late,
+            dropout=dropout,
             engine=engine,
             expect=expect,
             tick=tick,
@@ -181,12 +191,15 @@ def _load(task: Task, name: str | None, seed: int | None, devices: int | None) -
 def _result(
     task: Task, data: Dataset, study: Study, curve: Any, seed: int, engine: str, population: str, passes: int
 ) -> dict[str, Any]:
+    import numpy as np
+
     last, several = curve[:, -1], len(curve) > 1
-    staleness = study.runs[0].schedule.staleness
+    staleness = study.runs[0].schedule.staleness if study.rounds is None else np.zeros(1)
     cost = study.cost
     privacy = {
         "unit": "sample",
         "epsilon": cost.epsilon_sample,
+        "epsilon_alone": cost.alone_sample,
         "claimed": cost.claimed,
         "delta": cost.delta,
         "as_published": task.as_published,
@@ -207,11 +220,15 @@ def _result(
         "accuracy_high": last.max(),
         "epsilon_sample": cost.epsilon_sample,
         "epsilon_device": cost.epsilon_device,
+        "epsilon_sample_alone": cost.alone_sample,
+        "epsilon_device_alone": cost.alone_device,
         "paid_so_far": {"epsilon_sample": cost.paid_sample, "epsilon_device": cost.paid_device},
         "claimed": cost.claimed,
         "delta": cost.delta,
         "as_published": task.as_published,
         "check_ins": study.check_ins,
+        "rounds": study.rounds,
+        "abandoned": study.abandoned,
         "bytes_up": study.bytes_up,
         "bytes_down": study.bytes_down,
         "staleness": {"mean": float(staleness.mean()), "max": int(staleness.max())},
@@ -221,6 +238,7 @@ def _result(
         "series": [
             {
                 "key": "crowd",
+                "unit": study.unit,
                 "name": task.title or task.name,
                 "x": study.points,
                 "y": curve.mean(0),
@@ -245,6 +263,10 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
         )
     table.add_row("ε of the dearest sample", epsilon_text(study.cost.epsilon_sample) + _claim(study))
     table.add_row("ε of the dearest device", epsilon_text(study.cost.epsilon_device))
+    if task.masking is not None:
+        left = epsilon_text(study.cost.alone_sample), epsilon_text(study.cost.alone_device)
+        table.add_row("  tolerated colluders", f"{task.masking.colluders} in a cohort")
+        table.add_row("  if everyone else colludes", f"{left[0]} and {left[1]}")
     if result["stopped"] is not None:
         paid = epsilon_text(study.cost.paid_sample), epsilon_text(study.cost.paid_device)
         table.add_row("  paid so far", f"{paid[0]} and {paid[1]}")
@@ -253,9 +275,13 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
     table.add_row(
         "check-ins", f"{study.check_ins:,}{'' if result['stopped'] is None else ', stopped: ' + result['stopped']}"
     )
-    table.add_row(
-        "staleness", f"{result['staleness']['mean']:.1f} updates on average, {result['staleness']['max']} at most"
-    )
+    if study.rounds is None:
+        table.add_row(
+            "staleness", f"{result['staleness']['mean']:.1f} updates on average, {result['staleness']['max']} at most"
+        )
+    elif task.masking is not None:
+        size = f"up to {task.masking.cohort} devices, {task.masking.minimum} of them at least to the end"
+        table.add_row("rounds", f"{study.rounds:,}, {study.abandoned} abandoned: {size}")
     table.add_row("sent up, down", f"{size_text(study.bytes_up)}, {size_text(study.bytes_down)}")
     table.add_row("seconds", f"{study.seconds:.1f}")
     report.print(table)
@@ -285,4 +311,5 @@ def _plot(path: Any, task: Task, study: Study, curve: Any) -> None:
     from crowdml.sim.estimator import describe_cost
 
     title = f"{study.population.devices:,} devices · {describe_cost(study.cost)}"
-    draw(path, f"{task.name}: {task.title}", [Curve(title, study.points, curve, chance=1 / (task.classes or 1))])
+    drawn = Curve(title, study.points, curve, chance=1 / (task.classes or 1), x_label=study.unit)
+    draw(path, f"{task.name}: {task.title}", [drawn])

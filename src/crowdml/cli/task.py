@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_text, make_table, whole_file
+from crowdml.cli.output import (
+    OutputError,
+    Report,
+    epsilon_text,
+    json_option,
+    loss_text,
+    make_table,
+    size_text,
+    whole_file,
+)
 
 if TYPE_CHECKING:
     from crowdml.protocol import Quote, QuotedRow
@@ -63,8 +72,9 @@ def list_(folder: Path | None, database: str | None, json_path: str | None) -> N
     for name in shipped():
         each = find_task(name)
         price = quote(find(each), each)
-        rows.append({"name": name, "title": each.title, "hash": each.hash.hex(), "epsilon": price.sample_epsilon()})
-        table.add_row(name, each.title, str(each.classes or "number"), epsilon_text(price.sample_epsilon()))
+        cost = price.sample_epsilon(each.privacy.uses)
+        rows.append({"name": name, "title": each.title, "hash": each.hash.hex(), "epsilon": cost})
+        table.add_row(name, each.title, str(each.classes or "number"), epsilon_text(cost))
     report.print(table)
     report.finish({"tasks": rows})
 
@@ -109,22 +119,73 @@ def check(file_or_name: str, json_path: str | None) -> None:
     report.print(leaves)
     for row in result["rows"]:
         report.print(f" {row['row']}: {row['promise']}; for {row['observer']} to see")
-    costs = make_table(
-        "after", "a sample's ε", "the device's ε", title=f"What it costs, at δ = {found.privacy.delta:g}"
-    )
+    at, masked = f"at δ = {found.privacy.delta:g}", found.masking is not None
+    with_some = f", with at most {found.masking.colluders} colluders" if found.masking is not None else ""
+    costs = make_table("after", "a sample's ε", "the device's ε", title=f"What it costs, {at}{with_some}")
+    left = make_table("after", "a sample's ε", "the device's ε", title=f"And if everyone else colludes, {at}")
     for line in result["device"]:
-        costs.add_row(line["after"], epsilon_text(price.sample_epsilon()), epsilon_text(line["epsilon"]))
+        costs.add_row(line["after"], epsilon_text(line["epsilon_sample"]), epsilon_text(line["epsilon"]))
+        alone = line["epsilon_sample_alone"], line["epsilon_alone"]
+        left.add_row(line["after"], *(epsilon_text(each) for each in alone))
     report.print(costs)
+    if masked:
+        report.print(left)
     report.print("The device's total replaces all of its samples at once; a sample's, any single one.")
+    if result["masking"] is not None:
+        _show_masking(report, result["masking"])
+    for remark in find(found).remarks(found):
+        report.print(remark)
     report.line(f"sha256 {found.hash.hex()}")
     report.finish(result)
 
 
+def _show_masking(report: Report, terms: dict[str, Any]) -> None:
+    graph = "everyone shares masks with everyone" if terms["complete"] else f"{terms['neighbours']} neighbours each"
+    report.print(
+        f"Cohorts of {terms['minimum']} to {terms['cohort']}: {graph}, {terms['threshold']} shares rebuild a secret. "
+        f"At least {terms['minimum']} survive, {terms['honest']} of them honest: the noise is calibrated to those."
+    )
+    report.print(
+        f"A device sends {size_text(terms['bytes'])} of masked numbers a round, in a ring of "
+        f"{' and '.join(str(bits) for bits in terms['bits'])} bits, and its keys and shares."
+    )
+
+
+def _masking(found: Task) -> dict[str, Any] | None:
+    """The terms that devices hold the server to; refused here, by key, if no safe ones exist."""
+    from crowdml.errors import TaskError
+    from crowdml.protocols import find
+    from crowdml.secagg.terms import terms_of
+
+    masking = found.masking
+    if masking is None or found.privacy.mechanism == "none":
+        return None
+    try:
+        terms = terms_of(found, find(found).mechanisms(found))
+    except TaskError as error:
+        raise TaskError(f"masking.minimum = {masking.minimum}, masking.cohort = {masking.cohort}: {error}") from error
+    plan = terms.plan(masking.cohort)
+    return {
+        "cohort": masking.cohort,
+        "minimum": masking.minimum,
+        "colluders": masking.colluders,
+        "honest": masking.honest,
+        "window": float(masking.window),
+        "lease": float(masking.lease),
+        "floor": None if masking.floor is None else float(masking.floor),
+        "complete": plan.complete,
+        "neighbours": plan.neighbours,
+        "threshold": plan.threshold,
+        "bits": sorted({field.bits for field in terms.fields}),
+        "bytes": terms.size,
+    }
+
+
 def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
-    budget = found.privacy.budget
+    budget, uses = found.privacy.budget, found.privacy.uses
     steps = [(1, "1 check-in"), (10, "10 check-ins")]
     if budget is not None:
-        most = budget.samples // batch
+        most = budget.samples // batch * uses
         steps = [step for step in steps if step[0] < most] + [
             (most, f"all {most} check-ins" if most > 1 else "its only check-in")
         ]
@@ -134,21 +195,37 @@ def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
         "as_published": found.as_published,
         "delta": found.privacy.delta,
         "batch": batch,
-        "epsilon_sample": price.sample_epsilon(),
+        "uses": uses,
+        "epsilon_sample": price.sample_epsilon(uses),
+        "epsilon_sample_alone": price.sample_epsilon_alone(uses),
         "budget": None if budget is None else {"epsilon": float(budget.epsilon), "samples": budget.samples},
-        "device": [{"check_ins": n, "after": text, "epsilon": price.device_epsilon(n)} for n, text in steps],
-        "rows": [_row(row) for row in price.rows],
+        "device": [
+            {
+                "check_ins": n,
+                "after": text,
+                "epsilon": price.device_epsilon(n),
+                "epsilon_alone": price.device_epsilon_alone(n),
+                "epsilon_sample": price.sample_epsilon(min(n, uses)),
+                "epsilon_sample_alone": price.sample_epsilon_alone(min(n, uses)),
+            }
+            for n, text in steps
+        ],
+        "masking": _masking(found),
+        "rows": [_row(row, found.privacy.delta) for row in price.rows],
     }
 
 
-def _row(row: QuotedRow) -> dict[str, Any]:
+def _row(row: QuotedRow, delta: float) -> dict[str, Any]:
     mechanism = row.mechanism
     scale, sigma = getattr(mechanism, "scale", None), getattr(mechanism, "sigma", None)
+    variance = getattr(mechanism, "variance", None)
     noise = (
         f"sigma {float(sigma):.4g}"
         if sigma is not None
         else f"scale {float(scale):.4g}"
         if scale is not None
+        else f"share {float(variance) ** 0.5:.4g}"
+        if variance is not None
         else "none"
     )
     sensitivity = mechanism.sensitivity
@@ -159,7 +236,7 @@ def _row(row: QuotedRow) -> dict[str, Any]:
         "adjacency": sensitivity.adjacency.value,
         "noise": noise,
         "grid": float(mechanism.grid.step),
-        "loss": loss_text(row.loss),
+        "loss": loss_text(row.loss, delta),
         "observer": mechanism.observer.value,
         "promise": mechanism.promise,
     }
