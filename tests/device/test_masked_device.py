@@ -511,7 +511,7 @@ def test_a_device_survives_a_few_kills_in_rounds(tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is POSIX")
 @pytest.mark.parametrize("waits", ["waits", "passes"])
 def test_a_device_survives_many_kills_in_rounds(tmp_path, waits):
-    kill_in_rounds(tmp_path, kills=60, seed=2, waits=waits)
+    kill_in_rounds(tmp_path, kills=20, seed=2, waits=waits)
 
 
 def test_the_runner_of_an_unmasked_task_has_no_rounds(tmp_path):

@@ -151,7 +151,7 @@ def kill_both(tmp_path: Path, kills: int, seed: int) -> None:
     code, address = started(server, window=1.0, lease=2.0), f"http://127.0.0.1:{server.port}"
     rows, fleet = write_rows(tmp_path / "rows.csv", 5 * 6 * 4), tmp_path / "fleet"
     words = ("fleet", address, code, "--devices", "6", "--source", f"csv:{rows}", "--folder", str(fleet), "--yes",
-             "--json", "-")  # fmt: skip
+             "--seconds", "25", "--json", "-")  # fmt: skip
     crowd = spawn(*words)
     try:
         for turn in range(kills):
@@ -159,12 +159,17 @@ def kill_both(tmp_path: Path, kills: int, seed: int) -> None:
             if turn % 2:
                 server.kill()
                 server.start()
-            elif crowd.poll() is None:
-                os.kill(crowd.pid, signal.SIGKILL)
+            else:
+                if crowd.poll() is None:
+                    os.kill(crowd.pid, signal.SIGKILL)
                 crowd.communicate()
                 crowd = spawn(*words)
+        if crowd.wait(180):  # the server was away when it came: it says so, and the owner tries again
+            _, aside = crowd.communicate()
+            assert "cannot be reached" in aside or "closed the connection" in aside, aside
+            crowd = spawn(*words)
         summary = finished(crowd)
-        assert set(summary["endings"]) == {"source"}
+        assert set(summary["endings"]) <= {"source", "time"}  # the last few may be too few for a cohort
         with Store(server.where) as store:
             (task,) = (each.hash for each in store.tasks())
             rounds, taken = store.rounds(task, 1000), store.head(task).index
