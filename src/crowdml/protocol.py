@@ -169,6 +169,10 @@ def _untold(task: Task, state: Any) -> Tally | None:
     return None
 
 
+def _unremarkable(task: Task) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True, eq=False)
 class Protocol:
     """`mechanisms` is the privacy plan: quote, ledger, the owner's sentence, docs and audit all read it."""
@@ -189,6 +193,8 @@ class Protocol:
     """For each kind of message that the server hears, what its fields look like; anything else is refused."""
     progress: Callable[[Task, Any], Tally | None] = _untold
     """From the server's state, what plots may show; None where a protocol counts nothing."""
+    remarks: Callable[[Task], tuple[str, ...]] = _unremarkable
+    """Sentences on the price of a task, for who is about to start one: `crowdml task check` prints them."""
     masked: tuple[type, type] | None = None
     """What one device says under masks (every field `Masked`), and what the server hears of a cohort: the same fields
     added up, `devices` (the survivors) and `version` (of the publication that the cohort used)."""

@@ -111,6 +111,13 @@ def test_cohorts_add_up_and_their_number_costs_its_root_in_noise():
     assert gram.price_of_cohorts(16) == 4.0
 
 
+def test_a_task_says_what_several_cohorts_and_missing_devices_would_cost():
+    first, second = find(TASK).remarks(TASK)
+    assert "sqrt(K) times the noise, 2 times for 4 cohorts and 10 times for 100" in first
+    assert "140 honest devices of 200 costs 1.20 times" in second
+    assert "18 numbers" in second
+
+
 def test_each_of_several_cohorts_has_all_of_the_noise():
     smaller = TASK.with_(masking=Masking(50, 40, 3))
     one, four = (gram.mechanisms(task)["moments"] for task in (TASK, smaller))

@@ -185,6 +185,19 @@ def price_of_cohorts(cohorts: int) -> float:
     return math.sqrt(cohorts)
 
 
+def remarks(task: Task) -> tuple[str, ...]:
+    """What a cohort that is not everybody would cost, and how large a message is."""
+    row, masking = plan(task).mechanism, task.masking
+    assert masking is not None
+    spare = math.sqrt(masking.cohort / masking.honest)
+    return (
+        f"One cohort of everybody: K separate sums have sqrt(K) times the noise, {price_of_cohorts(4):g} times for 4 "
+        f"cohorts and {price_of_cohorts(100):g} times for 100.",
+        f"Noise for {masking.honest} honest devices of {masking.cohort} costs {spare:.2f} times what all of them would "
+        f"need; a device sends {row.length:,} numbers once.",
+    )
+
+
 # --- what travels ---
 
 
@@ -324,6 +337,7 @@ protocol = Protocol(
     expected=expected,
     progress=lambda task, state: Tally(int(state.devices)),
     masked=(Moments, MomentsTotal),
+    remarks=remarks,
 )
 
 
