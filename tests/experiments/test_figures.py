@@ -30,6 +30,7 @@ KEYS = {
     "hamm2015/fig9": {"crowd-b1-d1", "crowd-b20-d1", "batch"} | SOUND,
     "hamm2015/scalability": {"bytes-crowd", "staleness-b1", "noise-measured"} | SOUND,
     "hamm2015/tuning": {"synthetic-sound-e10"},
+    "ours/gram-tables": {"adult-gram", "adult-majority"},
     "ours/gram-tuning": {"gram-e10-k512"},
     "ours/masked-tuning": {"masked-e10"},
     "ours/mnist-frontier": {"gram-sample", "no-privacy"},

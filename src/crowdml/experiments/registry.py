@@ -63,6 +63,13 @@ FIGURES: dict[str, FigureSpec] = {
             "frontier",
         ),
         FigureSpec(
+            "ours/gram-tables",
+            "One masked release on Adult and on census income",
+            ("adult",),
+            "crowdml.experiments.tables",
+            "tables",
+        ),
+        FigureSpec(
             "ours/gram-tuning",
             "How gram's rule and map were chosen",
             ("mnist-pixels",),
