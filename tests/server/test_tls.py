@@ -124,7 +124,7 @@ def test_a_server_that_listens_everywhere_is_named_by_an_address_that_others_rea
 def test_a_real_device_joins_a_real_server_over_its_local_authority_and_a_browser_would_too(tmp_path: Path):
     data = tmp_path / "data"
     command = [sys.executable, "-m", "crowdml.cli"]
-    options = ["--port", "0", "--task", "demo", "--invite", "1", "--tls-local", "--log", "json", "--json", "-"]
+    options = ["--port", "0", "--task", "digits012", "--invite", "1", "--tls-local", "--log", "json", "--json", "-"]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(
             [*command, "serve", "--folder", str(data), *options],
@@ -151,7 +151,7 @@ def test_a_real_device_joins_a_real_server_over_its_local_authority_and_a_browse
             assert answer.read() == Path(authority).read_bytes()
 
         def join(*more: str) -> subprocess.CompletedProcess[str]:
-            where = ("--folder", str(tmp_path / "device"), "--source", "shard:digits012", "--shard", "0/20", "--yes")
+            where = ("--folder", str(tmp_path / "device"), "--source", "shard:digits012", "--shard", "0/10", "--yes")
             ends = ("--check-ins", "1", "--json", "-", *more)
             return subprocess.run(
                 [*command, "join", address, said["code"], *where, *ends],
