@@ -140,10 +140,11 @@ def test_a_cosine_map_is_a_gaussian_kernel_on_average():
     ("changes", "said"),
     [
         ({"kind": "deep"}, "protocol.map.kind"),
-        ({"kind": "convolution", "filters": 0}, "protocol.map.filters"),
-        ({"kind": "convolution", "sharpen": Fraction(2)}, "protocol.map.sharpen"),
+        ({"kind": "convolution", "seed": 1, "filters": 0}, "protocol.map.filters"),
+        ({"kind": "convolution", "seed": 1, "sharpen": Fraction(2)}, "protocol.map.sharpen"),
         ({"constant": Fraction(1)}, "protocol.map.constant"),
         ({"seed": -1}, "protocol.map.seed"),
+        ({"kind": "cosine"}, "protocol.map.seed is missing"),
     ],
 )
 def test_a_map_that_cannot_be_made_is_refused_by_its_key(changes, said):
@@ -154,9 +155,9 @@ def test_a_map_that_cannot_be_made_is_refused_by_its_key(changes, said):
 @pytest.mark.parametrize("dimension", [783, 16])
 def test_a_convolution_needs_square_pictures_with_room(dimension):
     with pytest.raises(TaskError, match="square pictures"):
-        make_map(MapSettings("convolution"), dimension)
+        make_map(MapSettings("convolution", seed=1), dimension)
 
 
 def test_no_more_directions_can_be_kept_than_there_are():
     with pytest.raises(TaskError, match=r"protocol\.map\.keep"):
-        make_map(MapSettings("convolution", keep=1000, **SMALL), 64)
+        make_map(MapSettings("convolution", seed=1, keep=1000, **SMALL), 64)

@@ -204,8 +204,8 @@ def test_a_total_that_no_crowd_could_have_is_beyond_what_is_expected():
         ("epsilon = { moments = 1.0 }", "epsilon = { moments = 1.0 }\nuses = 2", "privacy.uses"),
         ("epsilon = { moments = 1.0 }", "epsilon = { moments = 1.0 }\ngrid = 0.3", "privacy.grid"),
         ("steps = 1", "error = 0.1", "stop.error"),
-        ("batch = 10", 'batch = 10\nmap = { kind = "convolution" }', "square pictures"),
-        ("batch = 10", 'batch = 10\nmap = { kind = "cosine", features = 4096 }', "at most 4096"),
+        ("batch = 10", 'batch = 10\nmap = { kind = "convolution", seed = 1 }', "square pictures"),
+        ("batch = 10", 'batch = 10\nmap = { kind = "cosine", seed = 1, features = 4096 }', "at most 4096"),
     ],
 )
 def test_a_task_that_gram_cannot_run_is_refused_by_its_key(old, new, said):
@@ -217,6 +217,12 @@ def test_without_masks_it_is_refused():
     text = TEXT[: TEXT.index("[masking]")].replace('"skellam"', '"discrete-gaussian"')
     with pytest.raises(TaskError, match=r"needs \[masking\]"):
         find(parse(text))
+
+
+def test_a_compiled_simulation_is_refused_in_words():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(TaskError, match="is not compiled"):
+        jax.jit(lambda x: gram.rows(gram.plan(TASK), Samples(x, np.zeros(10))))(np.zeros((10, 3)))
 
 
 def test_neighbours_through_a_whole_step_move_what_is_said_by_at_most_the_sensitivity():

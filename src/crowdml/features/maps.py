@@ -49,7 +49,8 @@ class MapSettings:
     """`{ kind = "convolution", seed = 1 }`: the public feature map of a task, by kind and seed."""
 
     kind: str = "identity"
-    seed: int = 1
+    seed: int | None = None
+    """Everything random in the map comes from it; `identity` has none."""
     features: int = 512
     """Of `cosine`: how many."""
     width: Fraction = Fraction(1)
@@ -68,8 +69,10 @@ class MapSettings:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise TaskError(f"protocol.map.kind = {self.kind!r}: choose one of {', '.join(KINDS)}.")
+        if self.seed is None and self.kind != "identity":
+            raise TaskError(f"protocol.map.seed is missing: a map of kind {self.kind!r} is made from it.")
         limits = (
-            ("seed", self.seed, 0, 2**63 - 1),
+            ("seed", self.seed or 0, 0, 2**63 - 1),
             ("features", self.features, 1, 4096),
             ("filters", self.filters, 1, 256),
             ("size", self.size, 2, 15),
@@ -133,12 +136,13 @@ class FeatureMap:
 def make_map(settings: MapSettings, dimension: int) -> FeatureMap:
     """The map of a task whose samples have so many numbers. Made once: drawing and sharpening take a few seconds."""
     extra = 1 if settings.constant else 0
-    if settings.kind == "identity":
+    seed = settings.seed
+    if settings.kind == "identity" or seed is None:
         return FeatureMap(settings, dimension, dimension + extra, _same)
     if settings.kind == "cosine":
-        return FeatureMap(settings, dimension, settings.features + extra, _cosine(settings, dimension))
-    raw, length = _convolution(settings, dimension)
-    drawn = draw_strokes(STROKES, settings.seed, math.isqrt(dimension)).reshape(STROKES, -1)
+        return FeatureMap(settings, dimension, settings.features + extra, _cosine(settings, seed, dimension))
+    raw, length = _convolution(settings, seed, dimension)
+    drawn = draw_strokes(STROKES, seed, math.isqrt(dimension)).reshape(STROKES, -1)
     blocks = range(0, STROKES, _BLOCK)
     seen = np.concatenate([raw(drawn[start : start + _BLOCK].astype(np.float32)) for start in blocks]).astype(
         np.float64
@@ -156,12 +160,12 @@ def _same(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x
 
 
-def _cosine(settings: MapSettings, dimension: int) -> Any:
+def _cosine(settings: MapSettings, seed: int, dimension: int) -> Any:
     """sqrt(2 / D) cos(x.w + b): a random Fourier feature of the Gaussian kernel (Rahimi and Recht 2007)."""
     count = settings.features
-    slopes = _bells("cosine", settings.seed, count * dimension).reshape(dimension, count) / BELL
+    slopes = _bells("cosine", seed, count * dimension).reshape(dimension, count) / BELL
     slopes = (slopes / float(settings.width)).astype(np.float32)
-    turns = (2 * math.pi * _fractions("phase", settings.seed, count)).astype(np.float32)
+    turns = (2 * math.pi * _fractions("phase", seed, count)).astype(np.float32)
     height = np.float32(math.sqrt(2 / count))
 
     def raw(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -170,7 +174,7 @@ def _cosine(settings: MapSettings, dimension: int) -> Any:
     return raw
 
 
-def _convolution(settings: MapSettings, dimension: int) -> tuple[Any, int]:
+def _convolution(settings: MapSettings, seed: int, dimension: int) -> tuple[Any, int]:
     """Filters, ReLU of both signs less a threshold, mean pooling: features in the order sign, filter, row, column."""
     side = math.isqrt(dimension)
     places = (side - settings.size + 1) // settings.pool if side * side == dimension else 0
@@ -179,7 +183,7 @@ def _convolution(settings: MapSettings, dimension: int) -> tuple[Any, int]:
             f'protocol.map.kind = "convolution" takes square pictures with room for a filter of {settings.size} and a '
             f"pool of {settings.pool}; features.dimension = {dimension} gives none."
         )
-    filters = random_filters(settings.filters, settings.size, settings.seed).reshape(settings.filters, -1)
+    filters = random_filters(settings.filters, settings.size, seed).reshape(settings.filters, -1)
     kernel = filters.astype(np.float32)
     reach = places * settings.pool
     first = (side - settings.size + 1 - reach) // 2

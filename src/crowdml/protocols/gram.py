@@ -248,7 +248,14 @@ def contribute(task: Task, waiting: Private[Samples] | None, fitted: Fitted, ctx
 
 def rows(fixed: Plan, batch: Samples) -> Array:
     """One row a sample, [b, features + labels]: what the mechanism clips, truncates and multiplies."""
-    return np.concatenate([fixed.map(np.asarray(batch.x)), label_rows(fixed, np.asarray(batch.y))], axis=1)
+    try:
+        x, y = np.asarray(batch.x), np.asarray(batch.y)
+    except TypeError:  # a tracer has no values
+        raise TaskError(
+            'protocol.kind = "gram" is not compiled: its integers need 64 bits and its maps are NumPy\'s. Run it live, '
+            "or see `crowdml reproduce ours/mnist-frontier` for crowds of any size."
+        ) from None
+    return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
 
 
 def label_rows(fixed: Plan, y: Array) -> Array:
