@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
+from operator import ge
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -1021,9 +1022,12 @@ def ceiling(totals: Iterable[Total]) -> Total:
     """The least total that is at least each of these in every part: it costs no less than any of them, at any delta."""
     least = Total()
     for total in totals:
-        orders = tuple(sorted({*least.orders, *total.orders}))
-        pairs = [(order, _renyi_at(least, order), _renyi_at(total, order)) for order in orders]
-        reached = [(order, max(a, b)) for order, a, b in pairs if a is not None and b is not None]
+        if least.orders == total.orders:
+            reached = list(zip(least.orders, map(max, least.values, total.values), strict=True))
+        else:
+            orders = tuple(sorted({*least.orders, *total.orders}))
+            pairs = [(order, _renyi_at(least, order), _renyi_at(total, order)) for order in orders]
+            reached = [(order, max(a, b)) for order, a, b in pairs if a is not None and b is not None]
         least = Total(
             max(least.pure, total.pure),
             max(least.squares, total.squares),
@@ -1148,6 +1152,8 @@ def _covers(whole: Loss, one: Loss) -> bool:
             return whole.epsilon >= one.epsilon
         case ZCDP(), ZCDP():
             return whole.rho >= one.rho
+        case Renyi(), Renyi() if whole.orders == one.orders:
+            return all(map(ge, whole.values, one.values))
         case Renyi(), Renyi():
             total = Total.of([one])
             each = [(value, _renyi_at(total, order)) for order, value in zip(whole.orders, whole.values, strict=True)]
