@@ -66,10 +66,11 @@ def by_hand(task, holding, laid, rounds, *, survivors):
     return state
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_compiled_round_is_a_real_one_without_its_masks(dropout):
-    task, holding = make()
+    task, holding = make(devices=24)
     laid = cohorts.lay_out(task, holding, SEED, dropout=dropout)
+    assert 5 in laid.alive.sum(1) or not dropout  # a round that is summed without one of its devices
     (run,) = cohorts.run(task, holding, [SEED], dropout=dropout)
     real = by_hand(task, holding, laid, len(laid), survivors=laid.alive)
     assert int(run.state.steps) == int(real.steps) > 0
