@@ -21,6 +21,7 @@ from crowdml.server.portal import drafts, entrance, people
 from crowdml.server.portal.health import Row, bars, curve, health, lately, rows
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.pricing import price
+from crowdml.server.portal.studies import cohorts_of
 from crowdml.server.portal.visits import HEADERS, Visit, visited
 from crowdml.storage.server import State
 from crowdml.wire.problems import Problem
@@ -94,6 +95,8 @@ async def task(visit: Visit) -> Response:
         hosted=hosted,
         task=hosted.task,
         price=await visit.read(price, hosted.task),
+        cohorts=cohorts_of(visit.hub, hosted.task),
+        rounds=visit.hub.round_figures(hash_, 12),
         canonical=hosted.task.canonical.decode(),
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},

@@ -67,7 +67,7 @@ class Part:
 
     @property
     def samples(self) -> int:
-        return self.check_ins * self.price.batch
+        return -(-self.check_ins // self.task.privacy.uses) * self.price.batch
 
     @property
     def left(self) -> int | None:

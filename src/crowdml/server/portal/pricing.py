@@ -27,11 +27,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """Both totals after so many check-ins; a sample serves one check-in, so its own does not grow."""
+    """Both totals after so many check-ins; a sample's grows while it serves in another.
+
+    `..._alone`: if everyone else colludes, where something leaves under masks.
+    """
 
     after: str
     sample: float
     device: float
+    sample_alone: float
+    device_alone: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Price:
     batch: int
     most: int | None
     warnings: tuple[str, ...]
+    colluders: int | None = None
+    """That are tolerated in a cohort; None: nothing leaves under masks."""
 
 
 def price(task: Task) -> Price:
@@ -51,22 +58,36 @@ def price(task: Task) -> Price:
     protocol = find(task)
     quoted, batch = check_budget(protocol, task), protocol.batch(task)
     budget = task.privacy.budget
-    most = None if budget is None else budget.samples // batch
+    uses, masking = task.privacy.uses, task.masking
+    most = None if budget is None else budget.samples // batch * uses
     steps = [(1, "1 check-in"), (10, "10 check-ins")]
     if most is not None:
         last = (most, f"all {most:,} check-ins" if most > 1 else "its only check-in")
         steps = [step for step in steps if step[0] < most] + [last]
-    sample = quoted.sample_epsilon()
+    sample = quoted.sample_epsilon(uses)
     rows: list[Row] = []
     for each in quoted.rows:
         sigma, scale = getattr(each.mechanism, "sigma", None), getattr(each.mechanism, "scale", None)
+        share = getattr(each.mechanism, "variance", None)
         noise = f"σ = {float(sigma):.4g} steps" if sigma else f"scale {float(scale):.4g}" if scale else "none"
+        noise = f"a share of σ = {math.sqrt(share):.4g} steps" if share else noise
         kind, _, number = str(each.loss).partition(" ")
-        loss = f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(each.loss)
+        loss = f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else kind
         mechanism = each.mechanism
         rows.append(Row(each.row, mechanism.kind, mechanism.promise, noise, loss, mechanism.observer.value))
-    lines = tuple(Line(text, sample, quoted.device_epsilon(many)) for many, text in steps)
-    return Price(tuple(rows), lines, task.privacy.delta, batch, most, tuple(_warnings(task, sample, most)))
+    lines = tuple(
+        Line(
+            text,
+            quoted.sample_epsilon(min(many, uses)),
+            quoted.device_epsilon(many),
+            quoted.sample_epsilon_alone(min(many, uses)),
+            quoted.device_epsilon_alone(many),
+        )
+        for many, text in steps
+    )
+    colluders = None if masking is None else masking.colluders
+    warnings = tuple(_warnings(task, sample, most))
+    return Price(tuple(rows), lines, task.privacy.delta, batch, most, warnings, colluders)
 
 
 def _warnings(task: Task, sample: float, most: int | None) -> list[str]:
@@ -78,7 +99,7 @@ def _warnings(task: Task, sample: float, most: int | None) -> list[str]:
         said.append(f"ε = {sample:.3g} for a sample is a weak guarantee. Studies of people usually stay at or below 4.")
     if most is None:
         said.append("There is no budget: a device gives until its owner's own budget stops it. Say how much is enough.")
-    if "errors" not in task.privacy.epsilon:
+    if task.protocol["kind"] == "sgd" and "errors" not in task.privacy.epsilon:
         said.append("No error count leaves, so nobody sees how well the model does while it learns.")
     if not task.purpose or not task.collects:
         said.append("Participants read purpose and collects before they join; without them they have little to go by.")

@@ -19,7 +19,7 @@ from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import code, language, render
-from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, find_study, shown_loss, studies
+from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, cohorts_of, find_study, shown_loss, studies
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
 
@@ -61,6 +61,8 @@ async def study(request: Request) -> Response:
         price=found.price,
         shown_loss=lambda loss: shown_loss(loss, said),
         certainty=certainty,
+        masking=found.task.masking,
+        cohorts=None if found.closed else cohorts_of(request.app.state.hub, found.task),
         says_little=SAYS_LITTLE,
         error_now=error_now(found, said),
         drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],

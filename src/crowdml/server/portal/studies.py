@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from starlette.requests import Request
 
-from crowdml.privacy.losses import ZCDP, Loss, Pure, Total
+from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.protocol import Quote, affordable, quote
 from crowdml.protocols import find
@@ -16,11 +16,23 @@ from crowdml.server.hub import Hosted, Hub
 from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.words import Words
+from crowdml.server.rounds import RoundFigures
 from crowdml.storage.server import State
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
 
-__all__ = ["Price", "Row", "Study", "certainty", "find_study", "price_of", "shown_loss", "studies"]
+__all__ = [
+    "Cohorts",
+    "Price",
+    "Row",
+    "Study",
+    "certainty",
+    "cohorts_of",
+    "find_study",
+    "price_of",
+    "shown_loss",
+    "studies",
+]
 
 SHORTEST = 12
 """Hex digits of a task's hash in an address."""
@@ -39,6 +51,9 @@ class Row:
     loss: Loss
     sample: float
     device: float
+    sample_alone: float
+    """If everyone else colludes: more than `sample` where it leaves under masks."""
+    device_alone: float
 
     @property
     def adjacency(self) -> str:
@@ -59,8 +74,15 @@ class Price:
     check_ins: int | None
     """How many the task's budget allows; None: it has no budget."""
     sample: float
+    """The dearest sample's, in all its uses."""
+    sample_once: float
+    """In one check-in."""
     device: float
     device_all: float | None
+    sample_alone: float
+    """If everyone else colludes; the same where nothing leaves under masks."""
+    device_alone: float
+    device_all_alone: float | None
 
     @property
     def delta(self) -> float:
@@ -69,6 +91,39 @@ class Price:
     def device_after(self, check_ins: int) -> float:
         """The device's total after so many check-ins."""
         return self.quote.device_epsilon(check_ins) if check_ins else 0.0
+
+    def device_alone_after(self, check_ins: int) -> float:
+        """The same if everyone else colludes."""
+        return self.quote.device_epsilon_alone(check_ins) if check_ins else 0.0
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """How the rounds of a masked study went: cohorts that were added up, devices in them and in the sums."""
+
+    summed: int
+    abandoned: int
+    recent: tuple[RoundFigures, ...]
+    """The newest rounds that are over."""
+
+    @property
+    def survived(self) -> int:
+        return sum(each.survived for each in self.recent if each.phase == "summed")
+
+    @property
+    def devices(self) -> int:
+        return sum(each.devices for each in self.recent if each.phase == "summed")
+
+
+def cohorts_of(hub: Hub, task: Task) -> Cohorts | None:
+    """Of a masked task; None of any other."""
+    runner = hub.runners.get(task.hash)
+    if runner is None or runner.rounds is None:
+        return None
+    counts = runner.rounds.counts
+    over = tuple(each for each in hub.round_figures(task.hash) if each.phase in ("summed", "abandoned"))
+    abandoned = sum(many for how, many in counts.items() if how != "summed")
+    return Cohorts(counts.get("summed", 0), abandoned, over)
 
 
 @dataclass(frozen=True)
@@ -114,6 +169,8 @@ def price_of(task: Task) -> Price:
             each.loss,
             Total.of([each.loss]).epsilon(priced.delta),
             Total.of([each.device_loss]).epsilon(priced.delta),
+            Total.of([each.alone]).epsilon(priced.delta),
+            Total.of([each.device_alone]).epsilon(priced.delta),
         )
         for each in priced.rows
     )
@@ -122,9 +179,13 @@ def price_of(task: Task) -> Price:
         rows,
         protocol.batch(task),
         allowed,
+        priced.sample_epsilon(task.privacy.uses),
         priced.sample_epsilon(),
         priced.device_epsilon(),
         None if not allowed else priced.device_epsilon(allowed),
+        priced.sample_epsilon_alone(task.privacy.uses),
+        priced.device_epsilon_alone(),
+        None if not allowed else priced.device_epsilon_alone(allowed),
     )
 
 
@@ -137,6 +198,10 @@ def _parameters(mechanism: Mechanism) -> list[tuple[str, float | int | str]]:
         value = getattr(mechanism, name, None)
         if value is not None:
             found.append((name, float(value * mechanism.grid.step)))
+    variance, honest = getattr(mechanism, "variance", None), getattr(mechanism, "honest", None)
+    if variance is not None and honest is not None:
+        share = math.sqrt(variance) * float(mechanism.grid.step)
+        found += [("share", share), ("sum", math.sqrt(honest) * share), ("honest", honest)]
     found.append(("covers", mechanism.covers.size))
     return found
 
@@ -147,6 +212,10 @@ def shown_loss(loss: Loss, said: Words) -> str:
         return said("study.exact.pure", value=said.number(float(loss.epsilon), 4))
     if isinstance(loss, ZCDP):
         return said("study.exact.zcdp", value=said.number(float(loss.rho), 4))
+    if isinstance(loss, Renyi):
+        values = dict(zip(loss.orders, loss.values, strict=True))
+        shown = "; ".join(f"{order}: {said.number(float(values[order]), 3)}" for order in (2, 8, 32) if order in values)
+        return said("study.exact.renyi", values=shown)
     return str(loss)
 
 
