@@ -1,0 +1,62 @@
+"""A study under masks, as its pages show it: what the server learns, both epsilons, and how the rounds went."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from crowd import Crowd, open_crowd
+from desk import set_up
+from masked_device import crowd as masked_crowd
+from masked_device import make_masked, through
+from test_public import words_of
+
+from crowdml.protocol import quote
+from crowdml.protocols import find
+
+TASK = make_masked("pages", cohort=5, minimum=4)
+
+
+def one_round(crowd: Crowd) -> None:
+    """Five devices, of which one goes after it has shared its secrets: four are in the sum."""
+    rounds = crowd.running.hub.runners[TASK.hash].rounds
+    assert rounds is not None
+    devices = masked_crowd(crowd.running, TASK, 5)
+    for each in devices:
+        each.advertise()
+    through(devices, lambda: rounds.counts.get("summed", 0) == 1)
+
+
+def test_a_study_under_masks_says_what_the_server_learns_and_what_colluders_leave(tmp_path: Path):
+    with open_crowd(tmp_path / "data", TASK) as crowd:
+        path = f"/studies/{TASK.hash.hex()[:12]}"
+        seen = words_of(crowd.browser().get(path).text)
+        assert "the server learns that sum over 4 to 5 devices, and nothing of one of them" in seen
+        assert "Cohorts added up 0 Rounds abandoned 0" in seen
+        priced = quote(find(TASK), TASK)
+        for epsilon in (priced.sample_epsilon(), priced.sample_epsilon_alone()):
+            assert re.search(rf"ε = {epsilon:.3g}\b", seen), epsilon
+        assert "If everyone else colludes" in seen
+        german = words_of(crowd.browser().get(f"{path}?lang=de").text)
+        assert "Wenn alle anderen sich absprechen" in german
+        assert "Der Server erfährt diese Summe über 4 bis 5 Geräte" in german
+
+
+def test_the_pages_show_cohorts_and_survivors(tmp_path: Path):
+    with open_crowd(tmp_path / "data", TASK) as crowd:
+        one_round(crowd)
+        path = f"/studies/{TASK.hash.hex()[:12]}"
+        assert "Cohorts added up 1 Rounds abandoned 0 Devices in the sums 5 of 5" in words_of(
+            crowd.browser().get(path).text
+        )
+        desk = set_up(crowd)
+        page = words_of(desk.browser.get(f"/operator/tasks/{TASK.hash.hex()[:12]}").text)
+        assert "1 cohort added up, 0 rounds abandoned." in page
+        assert re.search(r"Round Phase Cohort Shared Survived Seconds Why not .*1 summed 5 5 5", page)
+        assert "if everyone else colludes" in page
+
+
+def test_a_study_without_masks_speaks_of_none(busy: Crowd):
+    seen = words_of(busy.browser().get(busy.path).text)
+    assert "colludes" not in seen
+    assert "Cohorts" not in seen
