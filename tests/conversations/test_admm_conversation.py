@@ -78,6 +78,12 @@ def test_no_publication_makes_an_update_that_is_not_finite_or_longer_than_its_re
     assert np.abs(said).max() <= row.reach
 
 
+def test_a_centre_beyond_its_ball_is_brought_to_it_on_the_device_too():
+    """A server that publishes what it likes gains nothing: the loss stays where the bound is proved."""
+    task, there = admm_task(more="radius = 0.5"), np.array([0.3, 0, -0.4, 0])
+    assert np.array_equal(contribution(task, BATCH, 10 * there), contribution(task, BATCH, there))
+
+
 def test_a_sample_that_is_too_long_is_brought_to_the_bound_and_a_broken_one_counts_as_zero():
     long = Samples(BATCH.x * 50, BATCH.y)
     assert np.abs(contribution(TASK, long, np.zeros(4)) - contribution(TASK, BATCH, np.zeros(4))).max() <= 1

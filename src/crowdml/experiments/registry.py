@@ -36,6 +36,7 @@ class FigureSpec:
 
 _HAMM = "crowdml.experiments.hamm2015"
 _MNIST = ("mnist-as-published", "mnist")
+_GUO = "crowdml.experiments.guo"
 
 FIGURES: dict[str, FigureSpec] = {
     spec.id: spec
@@ -55,6 +56,11 @@ FIGURES: dict[str, FigureSpec] = {
             "crowdml.experiments.tuning",
             "tuning",
         ),
+        FigureSpec("guo/fig3", "The benefit of learning together", ("adult",), _GUO, "fig3"),
+        FigureSpec("guo/fig4", "Accuracy and privacy", ("adult", "adult-as-published"), _GUO, "fig4"),
+        FigureSpec("guo/async", "Time to accuracy among stragglers", ("adult",), _GUO, "asynchronous"),
+        FigureSpec("guo/rounds", "Rounds and bytes to accuracy", ("adult",), _GUO, "rounds"),
+        FigureSpec("guo/tuning", "How the hyper-parameters of admm were chosen", ("adult",), _GUO, "tuning"),
         FigureSpec(
             "ours/mnist-frontier",
             "Digits: error over the total epsilon",

@@ -38,6 +38,9 @@ SPEED, SLOW, JITTER, COMES, GOES = range(32, 37)
 
 JOINED, READY = range(2)
 
+TOGETHER = 25
+"""Trials in one compiled loop: they share the samples, so that a local step of all of them is one product."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -207,12 +210,12 @@ def run(task: Task, holding: Holding, layout: Layout, seeds: Sequence[int], *, n
     history = jax.tree.map(lambda leaf: jnp.zeros((len(layout) + 1, *np.shape(leaf)), jnp.asarray(leaf).dtype), offered)
     history = jax.tree.map(lambda room, leaf: room.at[0].set(leaf), history, offered)
     state = jax.tree.map(jnp.asarray, start.state)
+    number = np.arange(len(layout), dtype=np.int32)
     found: list[Course] = []
-    for seed in seeds:
-        keys = stream(seed, layout.device, layout.trip)
-        number = np.arange(len(layout), dtype=np.int32)
-        weights = loop(state, history, x, y, (layout.device, layout.version, keys, number))
-        found.append(Course(np.asarray(weights), layout.time))
+    for first in range(0, len(seeds), TOGETHER):
+        keys = np.stack([stream(seed, layout.device, layout.trip) for seed in seeds[first : first + TOGETHER]])
+        weights = loop(state, history, x, y, (layout.device, layout.version, number), keys)
+        found.extend(Course(each, layout.time) for each in np.asarray(weights))
     return found
 
 
@@ -221,10 +224,10 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Any:
     assert protocol.masked is not None
     hears: Any = protocol.masked[1]
 
-    def whole(state: Any, history: Any, x: Array, y: Array, feed: Any) -> Array:
+    def whole(state: Any, history: Any, x: Array, y: Array, feed: Any, keys: Array) -> Array:
         def one_round(carry: Any, given: Any) -> Any:
             state, history = carry
-            device, version, keys, number = given
+            (device, version, number), keys = given
 
             def says(who: Array, read: Array, key: Array) -> dict[str, Array]:
                 source = SeededSource(key) if noise else Silence()
@@ -240,6 +243,6 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Any:
             history = jax.tree.map(lambda room, new: room.at[number + 1].set(new), history, published(step))
             return (step.state, history), protocol.model(task, step.state)
 
-        return jax.lax.scan(one_round, (state, history), feed)[1]
+        return jax.lax.scan(one_round, (state, history), (feed, keys))[1]
 
-    return compile_alike(whole)
+    return compile_alike(jax.vmap(whole, in_axes=(None, None, None, None, None, 0)))  # trials share the samples
