@@ -175,8 +175,7 @@ class Crowd:
                 for each_task in (watching, killing, learning, doom):
                     each_task.cancel()
                 await asyncio.gather(watching, killing, learning, doom, return_exceptions=True)
-            await self._look(looking)
-            self._show()
+            await self._last_sums(looking)
             published = (await looking.request("GET", f"{self._path}/publication")).body
             proof = await asyncio.to_thread(self._prove, fleet, published)
         seconds = time.perf_counter() - self._began
@@ -292,6 +291,16 @@ class Crowd:
                 acknowledged, moved = self._acknowledged(), now
             if now - moved > STALLED:
                 raise self.server.failure(f"acknowledged no check-in for {STALLED:.0f} s")
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _last_sums(self, looking: Client) -> None:
+        """The devices have done their part; the server may still be taking masks off."""
+        waited = time.perf_counter()
+        while True:
+            await self._look(looking)
+            self._show()
+            if self._rounds >= self.stage.rounds or time.perf_counter() - waited > STALLED:
+                return
             await asyncio.sleep(LOOK_EVERY)
 
     async def _look(self, looking: Client) -> None:

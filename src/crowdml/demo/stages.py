@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from crowdml.protocols import admm, gram, settled, sgd
 from crowdml.task import Masking, Task
 
 __all__ = ["STAGES", "Stage", "TimedSource", "moments", "set_stage"]
+
+WINDOW, LEASE = Fraction(120), Fraction(30)
+"""Seconds: the most that a round of the demo waits for devices to come, and for what they say in a phase."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +90,10 @@ def set_stage(name: str, task: Task, devices: int | None, seed: int) -> Stage:
         raise TaskError(f"--task {name}: the demo shows {', '.join(STAGES)}.")
     make, usual = STAGES[name]
     devices = usual if devices is None else devices
-    task = settled(replace(task, masking=scaled(task.masking, devices / usual)))
-    return make(task, devices, seed)
+    masking = scaled(task.masking, devices / usual)
+    if masking is not None:  # a study has hours; nobody who watches does
+        masking = replace(masking, window=min(masking.window, WINDOW), lease=min(masking.lease, LEASE))
+    return make(settled(replace(task, masking=masking)), devices, seed)
 
 
 def scaled(masking: Masking | None, factor: float) -> Masking | None:
