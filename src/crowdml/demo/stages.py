@@ -92,7 +92,8 @@ def set_stage(name: str, task: Task, devices: int | None, seed: int) -> Stage:
     devices = usual if devices is None else devices
     masking = scaled(task.masking, devices / usual)
     if masking is not None:  # a study has hours; nobody who watches does
-        masking = replace(masking, window=min(masking.window, WINDOW), lease=min(masking.lease, LEASE))
+        lease = min(masking.lease, max(LEASE, Fraction(devices, 4)))  # one machine plays them all
+        masking = replace(masking, window=min(masking.window, WINDOW), lease=lease)
     return make(settled(replace(task, masking=masking)), devices, seed)
 
 

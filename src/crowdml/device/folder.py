@@ -17,8 +17,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Generator
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -286,6 +284,8 @@ class Folder:
     @contextlib.contextmanager
     def new_ledger(self) -> Generator[Ledger]:
         """A ledger that takes the place of a lost one when it is complete."""
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix=".recovery-", dir=self.path) as draft:
             path = Path(draft) / LEDGER
             with Ledger(path) as ledger:
@@ -312,6 +312,8 @@ class Folder:
 
     def erase(self) -> None:
         """Forget everything: key, ledger, samples. It cannot be undone."""
+        import shutil
+
         shutil.rmtree(self.path)
 
     # --- files ---
@@ -332,6 +334,8 @@ class Folder:
     def _replace(self, name: Path, data: bytes) -> None:
         target = self.path / name
         try:
+            import tempfile
+
             handle, draft = tempfile.mkstemp(prefix=f".{name.name}-", dir=target.parent)  # mode 0600
             with os.fdopen(handle, "wb") as file:
                 file.write(data)

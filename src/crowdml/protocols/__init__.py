@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
 from crowdml.errors import TaskError
 from crowdml.protocol import Protocol, check_budget
-from crowdml.protocols import admm, gram, sgd
 from crowdml.task import Task
 
-PROTOCOLS: dict[str, Protocol] = {"admm": admm.protocol, "gram": gram.protocol, "sgd": sgd.protocol}
+
+class _Protocols(Mapping[str, Protocol]):
+    """Each is imported when it is asked for: a device needs one of them, and starts faster without the others."""
+
+    names = ("admm", "gram", "sgd")
+
+    def __getitem__(self, name: str) -> Protocol:
+        if name not in self.names:
+            raise KeyError(name)
+        return import_module(f"crowdml.protocols.{name}").protocol
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+
+PROTOCOLS = _Protocols()
 """Every protocol by its name in task files."""
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -803,6 +801,8 @@ class Ledger:
                 f"the ledger {self.path} is not there{found}: what this device has given is not known. "
                 "Nothing was sent. Restore the file from its backup."
             )
+        import tempfile  # a device makes its ledger once
+
         handle, draft = tempfile.mkstemp(prefix=f"{path.name}.new-", dir=path.parent)  # mode 0600
         os.close(handle)
         try:
@@ -886,6 +886,8 @@ class Ledger:
     def _unwritten(self, reason: str) -> LedgerError:
         room = ""
         with contextlib.suppress(OSError):
+            import shutil
+
             free = shutil.disk_usage(Path(self.path).resolve().parent).free
             room = f" There are {free:,} bytes free on its disk."
         return LedgerError(

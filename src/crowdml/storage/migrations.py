@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from functools import cache
-from importlib import resources
 
 from crowdml.errors import LedgerError
 from crowdml.records import record
@@ -30,6 +29,8 @@ class Migration:
 @cache
 def migrations() -> tuple[Migration, ...]:
     """Those of the device's store, in order: 1, 2, 3, ... without a gap."""
+    from importlib import resources  # with the first ledger
+
     folder = resources.files("crowdml.storage") / "device"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(

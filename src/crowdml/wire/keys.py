@@ -1,4 +1,7 @@
-"""Keys: Ed25519, from `cryptography`. A device is known by the hash of its public key."""
+"""Keys: Ed25519, from `cryptography`. A device is known by the hash of its public key.
+
+`cryptography` is imported with the first key, not with this module: a command that signs nothing starts without it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing import TYPE_CHECKING, NoReturn
 
 from crowdml.errors import DataError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 __all__ = ["ID", "PUBLIC_SIZE", "SIGNATURE_SIZE", "Key", "device_id", "is_sound", "verify"]
 
@@ -60,14 +63,26 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
         return False
     try:
         _public(public).verify(signature, data)
-    except (InvalidSignature, ValueError):
+    except ValueError:
         return False
+    except Exception as error:
+        if _is_invalid(error):
+            return False
+        raise
     return True
+
+
+def _is_invalid(error: Exception) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    return isinstance(error, InvalidSignature)
 
 
 @lru_cache(maxsize=16_384)
 def _public(public: bytes) -> Ed25519PublicKey:
     """The parsed key: a device comes back, and parsing costs as much as a tenth of a verification."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     return Ed25519PublicKey.from_public_bytes(public)
 
 
@@ -87,16 +102,21 @@ class Key:
     @staticmethod
     def generate() -> Key:
         """A new key, from the operating system's entropy."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return Key(Ed25519PrivateKey.generate())
 
     @staticmethod
     def from_secret(secret: bytes) -> Key:
         """The key of these 32 secret bytes: for keys kept elsewhere, and for test vectors."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return Key(Ed25519PrivateKey.from_private_bytes(secret))
 
     @staticmethod
     def load(path: Path | str) -> Key:
         """The key in a PEM file (PKCS #8, not encrypted)."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
