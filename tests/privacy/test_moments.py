@@ -217,3 +217,20 @@ def test_a_value_of_another_shape_than_was_priced_is_refused():
 def test_a_row_that_proves_nothing_is_refused(changes):
     with pytest.raises(GuaranteeError):
         replace(ROW, **changes)
+
+
+def test_a_device_as_the_unit_has_one_loss_and_can_be_charged() -> None:
+    """A ledger refuses a replace-device charge that names two losses."""
+    from crowdml.cli.task import find_task
+    from crowdml.device.runner import charges_of
+    from crowdml.privacy.door import Passage
+    from crowdml.protocols import gram, settled
+
+    task = find_task("gram-mnist")
+    whole = settled(task.with_(privacy=replace(task.privacy, unit="device", grid=None)))
+    row = gram.mechanisms(whole)["moments"]
+    assert row.loss == row.device_loss
+    assert isinstance(row, SkellamGram)
+    assert row.alone == row.device_alone
+    (charge,) = charges_of(whole, [Passage("moments", row, row.covers)], 0, "2026-01-01T00:00:00+00:00")
+    assert charge.unit == "device"

@@ -1,7 +1,8 @@
 """Which message each device sealed last, in a file beside the ledger: so that after a lost ledger no older one serves.
 
-A line for each message, `[device, seq, samples given so far, SHA-256 of its bytes]`, on disk before the message can be
-sent. The last line of a device counts. A line that was cut short by a crash belongs to a message that was never sent.
+A line for each message, `[device, seq, samples given so far, SHA-256 of its bytes]`, and the round where it was said in
+one, on disk before the message can be sent. The last line of a device counts. A line that was cut short by a crash
+belongs to a message that was never sent.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Mark:
     seq: int
     samples: int
     hash: str
+    round: int = 0
+    """Of a masked task; 0: it was said in none."""
 
 
 def read_marks(path: Path) -> dict[int, Mark]:
@@ -40,8 +43,8 @@ def read_marks(path: Path) -> dict[int, Mark]:
     marks: dict[int, Mark] = {}
     try:
         for line in lines[:-1]:  # what follows the last line break was cut short
-            device, seq, samples, hash_ = json.loads(line)
-            marks[int(device)] = Mark(int(seq), int(samples), str(hash_))
+            device, seq, samples, hash_, *more = json.loads(line)
+            marks[int(device)] = Mark(int(seq), int(samples), str(hash_), *(int(number) for number in more))
     except (ValueError, TypeError, RecursionError):
         return {}
     return marks
@@ -58,6 +61,9 @@ class Marks:
     def add(self, device: int, mark: Mark) -> None:
         self._last[device] = mark
         self._waiting.append(_line(device, mark))
+
+    def last(self, device: int) -> Mark | None:
+        return self._last.get(device)
 
     def flush(self) -> None:
         if not self._waiting:
@@ -89,4 +95,5 @@ class Marks:
 
 
 def _line(device: int, mark: Mark) -> str:
-    return json.dumps([device, mark.seq, mark.samples, mark.hash]) + "\n"
+    said_in = [mark.round] if mark.round else []
+    return json.dumps([device, mark.seq, mark.samples, mark.hash, *said_in]) + "\n"

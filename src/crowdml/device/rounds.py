@@ -106,6 +106,11 @@ class Rounds:
         found = ledger.round(terms.task)
         self._last = 0 if found is None else found.number
         self._phase = None if found is None or found.body is None else DeviceRound.decode(found.body).phase
+        if self._phase not in (None, *DRAWN) and commit.marked_round(ledger.device) >= self._last:
+            # The ledger knows of no draw in this round, and `given.log` does: it is an old copy, or the last write was
+            # cut short. A second draw would wear the same masks, so this round is over for this device.
+            ledger.keep_round(terms.task, Round(self._last, None))
+            self._phase = None
 
     @property
     def drawn(self) -> bool:
@@ -190,6 +195,9 @@ class Rounds:
     async def _begin(self, view: RoundView) -> RoundView | None:
         if view.phase != "advertise" or view.round == self._last:  # its part in that one is over
             return None
+        if view.round < self._last:  # a server that was restored from an older copy, or one that lies: no keys for it
+            self._say_aloud(f"the server is at round {view.round} again; this device waits for one after its last")
+            return None
         state = device.advertise(self.terms, view.round, self._key, after=self._last)
         await self._keep(state)
         self._progress(view)
@@ -233,7 +241,7 @@ class Rounds:
         if state.phase in DRAWN:
             statement = self._statement()
             digest = hashlib.sha256(self._sealed(state, statement)).digest()
-            self._commit.mark(self._ledger.device, digest, state.round, statement)
+            self._commit.mark(self._ledger.device, digest, state.round, statement, state.round)
         await self._commit(partial(self._ledger.keep_round, self.terms.task, Round(state.round, state.encode())))
         self._last, self._phase, self._said = state.round, state.phase, False
 

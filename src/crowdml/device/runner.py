@@ -161,10 +161,15 @@ class Commits:
         self._ledger, self._window, self._marks = ledger, window, marks
         self._waiting: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
 
-    def mark(self, device: int, digest: bytes, seq: int, statement: Statement) -> None:
+    def mark(self, device: int, digest: bytes, seq: int, statement: Statement, round_: int = 0) -> None:
         """This message is the device's last, from the next commit on: after a lost ledger no older one counts."""
         if self._marks is not None:
-            self._marks.add(device, Mark(seq, statement.samples, digest.hex()))
+            self._marks.add(device, Mark(seq, statement.samples, digest.hex(), round_))
+
+    def marked_round(self, device: int) -> int:
+        """The round in which the device's last message was said; 0: in none, or nobody knows."""
+        mark = None if self._marks is None else self._marks.last(device)
+        return 0 if mark is None else mark.round
 
     def _keep_marks(self) -> None:
         if self._marks is not None:
@@ -731,6 +736,8 @@ class Runner:
                 ours, theirs = (np.asarray(getattr(each, entry.name)) for each in (self._pattern, message))
                 if ours.shape != theirs.shape or not _same_type(ours, theirs):
                     raise ValueError(f"{entry.name} has another shape or type than the task says")
+                if not np.isfinite(theirs).all():
+                    raise ValueError(f"{entry.name} has numbers that are not finite")
         except (TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
             raise ValueError(str(error)) from error
         self._offers.body, self._offers.message = body, message
@@ -763,7 +770,7 @@ class Runner:
             digest = hashlib.sha256(data).digest()
             waiting = Outgoing(self.task.hash, number + len(sealed), data)
             sealed.append(_Sealed(waiting, seq, digest, hashlib.sha256(envelope.body).digest()))
-            self.commit.mark(ledger.device, digest, seq, statement)
+            self.commit.mark(ledger.device, digest, seq, statement, 0 if round_ is None else round_.number)
         outbox = {each.waiting.seq: each.waiting.body for each in sealed}
         contents = {each.waiting.seq: each.content for each in sealed}
         served, place = now.served + 1, self._place

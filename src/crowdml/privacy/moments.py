@@ -128,16 +128,20 @@ class SkellamGram:
 
     @property
     def sensitivity(self) -> L2:
-        samples = 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
-        return L2(samples * reach(self.clip, self.positive), self.adjacency)
+        return L2(self._unit * reach(self.clip, self.positive), self.adjacency)
 
     def _loss(self, samples: int, shares: int) -> Loss:
         l2 = samples * reach(self.clip, self.positive)
         return moments_loss(l2, l1_of(l2, self.length), shares * self.variance)
 
     @property
+    def _unit(self) -> int:
+        """Samples that are replaced at once: one, or all that a device gives."""
+        return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
+
+    @property
     def loss(self) -> Loss:
-        return self._loss(1, self.honest)
+        return self._loss(self._unit, self.honest)
 
     @property
     def device_loss(self) -> Loss:
@@ -145,7 +149,7 @@ class SkellamGram:
 
     @property
     def alone(self) -> Loss:
-        return self._loss(1, 1)
+        return self._loss(self._unit, 1)
 
     @property
     def device_alone(self) -> Loss:

@@ -209,7 +209,13 @@ class Ledger:
                 self._connection = _connect(_uri(self.path, "rw"))
         try:
             with self._explained():
-                for pragma in ("journal_mode = wal", "synchronous = full", "foreign_keys = on", "trusted_schema = off"):
+                for pragma in (
+                    "journal_mode = wal",
+                    "synchronous = full",
+                    "foreign_keys = on",
+                    "trusted_schema = off",
+                    "secure_delete = on",  # of the secrets of a round nothing stays
+                ):
                     self._connection.execute(f"pragma {pragma}").fetchall()
                 flaws = self._connection.execute("pragma quick_check(1)").fetchone()
                 if flaws != ("ok",):
