@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,6 +238,74 @@ def test_a_holder_that_reveals_wrong_shares_is_found_out_and_the_sum_is_exact():
     crowd.close()
     assert crowd.server.phase == "summed"
     assert crowd.agrees_with(crowd.ids[1:])
+
+
+@pytest.mark.parametrize(("devices", "survivors", "colluders"), [(30, 24, 3), (60, 46, 4), (100, 70, 5), (100, 80, 10)])
+@pytest.mark.parametrize("where", ["first", "last", "anywhere"])
+def test_as_many_liars_as_colluders_do_not_stop_the_sum(where: str, devices: int, survivors: int, colluders: int):
+    crowd = Crowd(terms(devices, survivors=survivors, colluders=colluders), devices)
+    liars = {"first": crowd.ids[:colluders], "last": crowd.ids[-colluders:], "anywhere": crowd.ids[3::9][:colluders]}
+    missing = crowd.ids[20 : 20 + (devices - survivors) // 2]
+    crowd.go_to("reveal", missing=missing)
+    there = [one for one in crowd.ids if one not in missing]
+    crowd.tell(there)
+    for one in set(liars[where]) & set(there):
+        spoil_reveal(crowd, one)
+    crowd.deliver(there)
+    crowd.close()
+    assert crowd.server.phase == "summed", crowd.server.why
+    assert crowd.agrees_with(there)
+
+
+def test_liars_that_lie_of_different_owners_do_not_stop_the_sum():
+    crowd = Crowd(terms(60, survivors=46, colluders=6), 60)
+    crowd.go_to("reveal")
+    crowd.tell()
+    for place, one in enumerate(crowd.ids[:6]):
+        sent = decode(Reveal, crowd.devices[one].sent)
+        shares = bytearray(sent.shares)
+        for at in range(place * 36, len(shares), 3 * 36):
+            shares[at] ^= 1
+        crowd.devices[one] = replace(crowd.devices[one], sent=encode(replace(sent, shares=bytes(shares))))
+    crowd.deliver()
+    crowd.close()
+    assert crowd.server.phase == "summed"
+    assert crowd.agrees_with(crowd.ids)
+
+
+def test_an_owner_that_deals_wrong_shares_takes_no_honest_holder_from_the_others(monkeypatch):
+    """Those who hold its wrong shares look like liars, more of them than the sum could do without."""
+    crowd = Crowd(terms(30, survivors=24, colluders=3), 30)
+    crowd.go_to("share")
+    dealer, honest = crowd.ids[29], shamir.split
+
+    def deal(*args: Any) -> Any:
+        shares = honest(*args)
+        shares[17:] ^= 1  # the threshold is 17: its own secret comes back
+        return shares
+
+    for one in crowd.ids:
+        with monkeypatch.context() as patch:
+            if one == dealer:
+                patch.setattr(shamir, "split", deal)
+            crowd.tell([one])
+    crowd.deliver()
+    crowd.close()
+    crowd.tell()
+    crowd.deliver()
+    crowd.close()
+    crowd.tell()
+    crowd.deliver()
+    crowd.close()
+    crowd.tell()
+    liar = crowd.ids[0]
+    sent = decode(Reveal, crowd.devices[liar].sent)
+    lies = bytes(byte ^ 1 for byte in sent.shares[:-36]) + sent.shares[-36:]  # the truth of the dealer alone
+    crowd.devices[liar] = replace(crowd.devices[liar], sent=encode(replace(sent, shares=lies)))
+    crowd.deliver()
+    crowd.close()
+    assert crowd.server.phase == "summed", crowd.server.why
+    assert crowd.agrees_with(crowd.ids)
 
 
 def test_too_many_wrong_shares_abandon_the_round():

@@ -68,6 +68,32 @@ def test_a_wrong_share_changes_what_comes_back(limb: int):
     assert shamir.join(points[None], wrong.transpose(1, 0, 2)) != [secret]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_wrong_shares_are_named_while_at_most_half_of_those_above_the_threshold_are_wrong(data: st.DataObject):
+    holders = data.draw(st.integers(1, 40))
+    threshold = data.draw(st.integers(1, holders))
+    points = np.array(data.draw(st.lists(st.integers(1, 70_000), min_size=holders, max_size=holders, unique=True)))
+    shares = shamir.split([data.draw(st.binary(min_size=32, max_size=32))], threshold, points, coins(holders))[:, 0]
+    bad = np.array(data.draw(st.permutations(range(holders))))[: data.draw(st.integers(0, (holders - threshold) // 2))]
+    for place in bad:
+        limb = data.draw(st.integers(0, 8))
+        shares[place, limb] = (int(shares[place, limb]) + data.draw(st.integers(1, shamir.P - 1))) % shamir.P
+    found = shamir.wrong(points, shares, threshold)
+    assert found is not None
+    assert set(np.flatnonzero(found).tolist()) == set(bad.tolist())
+    clean = np.flatnonzero(~found)
+    right, others = clean[:threshold], clean[threshold:]
+    assert (shamir.at(points[others], points[right], shares[right]) == shares[others]).all()
+
+
+def test_with_more_wrong_shares_nothing_is_named():
+    points = np.arange(1, 31)
+    shares = shamir.split([bytes(32)], 16, points, coins("many"))[:, 0]
+    shares[:8] = np.frombuffer(coins("lies")(8 * 36), "<u4").reshape(8, 9) % shamir.P
+    assert shamir.wrong(points, shares, 16) is None
+
+
 def test_points_that_are_zero_or_shared_and_impossible_thresholds_are_refused():
     for points in ([0, 1, 2], [1, 1, 2], [1, 2, shamir.P + 1], [1, 2, shamir.P]):
         with pytest.raises(ValueError, match="point of its own"):

@@ -20,7 +20,6 @@ from crowdml.arrays import Array, Integers
 from crowdml.errors import ProtocolError
 from crowdml.secagg import masks, ring, sealed, shamir
 from crowdml.secagg.cohort import Roster, pack_roster, read_roster
-from crowdml.secagg.graph import circle
 from crowdml.secagg.masks import Binding
 from crowdml.secagg.messages import (
     Advert,
@@ -60,6 +59,8 @@ PHASES = (ADVERTISE, SHARE, MASK, AGREE, REVEAL, SUMMED)
 
 ATTEMPTS = 32
 """With how many sets of holders a secret is tried that did not come back right: some of them may lie."""
+DECODED, COMPARED = 8, 64
+"""After each attempt: secrets whose shares are decoded with errors, and secrets whose other shares are looked at."""
 
 
 @dataclass(frozen=True)
@@ -405,40 +406,73 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
 def _rebuild(
     state: ServerRound, roster: Roster, adverts: list[Advert], sharers: Array, survivors: Array
 ) -> dict[int, bytes]:
-    """Secrets by index: of a survivor its seed, of a missing one its pair key. Those that verify, and no others."""
+    """Secrets by index: of a survivor its seed, of a missing one its pair key. Those that verify, and no others.
+
+    Holders may lie. A few secrets are decoded with errors; where one verifies, a holder whose share of it lies off its
+    polynomial is blamed, and those with the least blame are asked first from then on. They are not left out: an owner
+    may have dealt the wrong share itself, and so a few owners could take away honest holders from everybody.
+    """
     threshold = roster.plan.threshold
-    holders: dict[int, list[int]] = {index: [] for index in np.flatnonzero(sharers).tolist()}
-    shown: dict[tuple[int, int], Array] = {}
+    shown: dict[int, dict[int, Array]] = {index: {} for index in np.flatnonzero(sharers).tolist()}
     for holder in sorted(state.reveals):
         message = decode(Reveal, state.reveals[holder])
         around = roster.neighbours[holder][sharers[roster.neighbours[holder]]]
         owners = around[members(message.held, len(around))].tolist()
         for owner, one in zip(owners, shamir.from_bytes(message.shares), strict=True):
-            holders[owner].append(holder)
-            shown[owner, holder] = one
+            shown[owner][holder] = one
     found: dict[int, bytes] = {}
-    waiting = [owner for owner, those in holders.items() if len(those) >= threshold]
+    blame = np.zeros(len(roster), np.int64)
+    waiting = [owner for owner, shares in shown.items() if len(shares) >= threshold]
+    undecoded = list(waiting)
     for attempt in range(ATTEMPTS):
         if not waiting:
             break
-        chosen = {owner: _some(holders[owner], threshold, attempt) for owner in waiting}
+        chosen = {owner: _some(list(shown[owner]), threshold, blame, owner, attempt) for owner in waiting}
+        if attempt:
+            undecoded = [owner for owner in undecoded if owner not in found]
+            many = len(undecoded) if attempt == ATTEMPTS - 1 else DECODED
+            for owner in undecoded[:many]:
+                chosen[owner] = _without_errors(shown[owner], threshold) or chosen[owner]
+            undecoded = undecoded[many:]
         points = np.array([chosen[owner] for owner in waiting]) + 1
-        shares = np.array([[shown[owner, holder] for holder in chosen[owner]] for owner in waiting])
-        found |= {
+        shares = np.array([[shown[owner][holder] for holder in chosen[owner]] for owner in waiting])
+        verified = {
             owner: secret
             for owner, secret in zip(waiting, shamir.join(points, shares), strict=True)
             if secret is not None and _is_right(adverts[owner], secret, survived=bool(survivors[owner]))
         }
-        waiting = [owner for owner in waiting if owner not in found and len(holders[owner]) > threshold]
+        found |= verified
+        waiting = [owner for owner in waiting if owner not in found and len(shown[owner]) > threshold]
+        if waiting:
+            for owner in list(verified)[:: max(1, len(verified) // COMPARED)]:
+                blame[_off(shown[owner], chosen[owner])] += 1
     return found
 
 
-def _some(holders: list[int], count: int, attempt: int) -> list[int]:
-    """`count` of the holders: the first ones, and at later attempts others."""
+def _some(holders: list[int], count: int, blame: Array, owner: int, attempt: int) -> list[int]:
+    """`count` of the holders: the first ones, and at later attempts others, those with the least blame first."""
     if attempt == 0:
         return holders[:count]
-    order = circle([str(holder) for holder in holders], attempt.to_bytes(4, "big"))
-    return [holders[at] for at in order[:count].tolist()]
+    drawn = hashlib.shake_256(b"crowdml/secagg/holders/1" + b"%d %d" % (owner, attempt)).digest(8 * len(holders))
+    order = np.lexsort((np.frombuffer(drawn, "<u8"), blame[holders]))
+    return [holders[place] for place in order[:count].tolist()]
+
+
+def _without_errors(shares: Mapping[int, Array], threshold: int) -> list[int] | None:
+    """As many holders as are needed whose shares lie on one polynomial with most others; None where too many lie."""
+    holders = np.array(list(shares))
+    wrong = shamir.wrong(holders + 1, np.array(list(shares.values())), threshold)
+    return None if wrong is None else holders[~wrong][:threshold].tolist()
+
+
+def _off(shares: Mapping[int, Array], right: list[int]) -> list[int]:
+    """Holders whose shares lie off the polynomial through those of the `right` ones."""
+    others = sorted(shares.keys() - set(right))
+    if not others:
+        return []
+    wanted = shamir.at(np.array(others) + 1, np.array(right) + 1, np.array([shares[holder] for holder in right]))
+    differs = (wanted != np.array([shares[holder] for holder in others])).any(1)
+    return np.array(others)[differs].tolist()
 
 
 def _is_right(advert: Advert, secret: bytes, *, survived: bool) -> bool:

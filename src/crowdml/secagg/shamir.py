@@ -4,17 +4,21 @@ Shamir 1979 over the field of p = 2^31 - 1: a secret is nine limbs of 29 bits, e
 its own with uniform coefficients. A small prime lets NumPy work on all limbs of all secrets at once. A share is the
 nine values at the holder's point, 36 bytes. Whether a secret came back right, the caller checks against what its owner
 signed.
+
+More shares than the threshold are words of a Reed-Solomon code: `wrong` names those that lie off the polynomial, if at
+most half of what is above the threshold do (Gao 2003, "A new algorithm for decoding Reed-Solomon codes").
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from crowdml.arrays import Array
 
-__all__ = ["LIMBS", "SECRET_SIZE", "SHARE_SIZE", "P", "from_bytes", "join", "split", "to_bytes"]
+__all__ = ["LIMBS", "SECRET_SIZE", "SHARE_SIZE", "P", "at", "from_bytes", "join", "split", "to_bytes", "wrong"]
 
 P = 2**31 - 1
 SECRET_SIZE = 32
@@ -50,6 +54,43 @@ def join(points: Array, shares: Array) -> list[bytes | None]:
     return [_secret(row) for row in limbs]
 
 
+def at(where: Array, points: Array, shares: Array) -> Array:
+    """The shares [m, 9] at `where` [m], on the polynomials through shares [t, 9] at points [t]; no point is there."""
+    where, points, shares = (np.asarray(each, np.uint64) for each in (where, points, shares))
+    apart = (where[:, None] + P - points) % P  # [m, t]
+    between = np.where(np.eye(len(points), dtype=bool), np.uint64(1), (points[:, None] + P - points) % P)
+    weights = _product(apart)[:, None] * _inverse(apart * _product(between) % P) % P
+    values = np.zeros((len(where), LIMBS), np.uint64)
+    for holder in range(len(points)):
+        values = (values + weights[:, holder, None] * shares[holder]) % P
+    return values.astype(np.uint32)
+
+
+def wrong(points: Array, shares: Array, threshold: int) -> Array | None:
+    """Which of shares [n, 9] at points [n] are wrong, as booleans [n]; None if more than (n - threshold) / 2 are.
+
+    One word is decoded for the nine limbs: their sum under factors that are drawn by a hash of all the shares, in which
+    a wrong share stays wrong but with probability 2^-31.
+    """
+    points, shares = np.asarray(points, np.uint64), np.asarray(shares, np.uint64)
+    drawn = hashlib.shake_256(b"crowdml/secagg/wrong/1" + points.tobytes() + shares.tobytes()).digest(8 * LIMBS)
+    word = (shares * (np.frombuffer(drawn, "<u8") % P) % P).sum(1) % P
+    zeros, through = _interpolate(points, word)
+    above, rest = zeros, through
+    locator_above, locator = np.zeros(1, np.uint64), np.ones(1, np.uint64)
+    while 2 * (len(rest) - 1) >= len(points) + threshold:
+        quotient, left = _divide(above, rest)
+        above, rest = rest, left
+        locator_above, locator = locator, _less(locator_above, _times(quotient, locator))
+    found, left = _divide(rest, locator)
+    if left.any() or len(found) > threshold:
+        return None
+    values = np.zeros_like(points)
+    for coefficient in found[::-1]:
+        values = (values * points + coefficient) % P
+    return values != word
+
+
 def to_bytes(share: Array) -> bytes:
     """One share [9] as it travels: nine little-endian words."""
     return np.asarray(share, "<u4").tobytes()
@@ -82,6 +123,58 @@ def _inverse(values: Array) -> Array:
         base = base * base % P
         exponent >>= 1
     return power
+
+
+def _product(factors: Array) -> Array:
+    """Of each row."""
+    found = np.ones(len(factors), np.uint64)
+    for column in factors.T:
+        found = found * column % P
+    return found
+
+
+def _interpolate(points: Array, values: Array) -> tuple[Array, Array]:
+    """The polynomial that is zero at every point, and the one of lower degree with these values: Newton's, expanded.
+
+    Polynomials are coefficients, the constant first, without zeros at the end but of the polynomial zero itself.
+    """
+    newton = values
+    for step in range(1, len(points)):
+        apart = (points[step:] + P - points[:-step]) % P
+        newton = np.concatenate([newton[:step], (newton[step:] + P - newton[step - 1 : -1]) % P * _inverse(apart) % P])
+    zeros, found = np.ones(1, np.uint64), np.zeros(len(points), np.uint64)
+    for point, coefficient in zip(points, newton, strict=True):
+        found[: len(zeros)] = (found[: len(zeros)] + coefficient * zeros) % P
+        zeros = (np.append(np.uint64(0), zeros) + np.append(zeros * (P - point) % P, np.uint64(0))) % P
+    return zeros, _trim(found)
+
+
+def _divide(one: Array, other: Array) -> tuple[Array, Array]:
+    """Quotient and remainder."""
+    left, size = one.copy(), len(other)
+    quotient = np.zeros(max(1, len(one) - size + 1), np.uint64)
+    leading = _inverse(other[-1:])[0]
+    for place in range(len(one) - size, -1, -1):
+        quotient[place] = left[place + size - 1] * leading % P
+        left[place : place + size] = (left[place : place + size] + (P - quotient[place]) * other) % P
+    return _trim(quotient), _trim(left)
+
+
+def _times(one: Array, other: Array) -> Array:
+    found = np.zeros(len(one) + len(other) - 1, np.uint64)
+    for place, factor in enumerate(one):
+        found[place : place + len(other)] = (found[place : place + len(other)] + factor * other) % P
+    return found
+
+
+def _less(one: Array, other: Array) -> Array:
+    size = max(len(one), len(other))
+    return _trim((np.pad(one, (0, size - len(one))) + P - np.pad(other, (0, size - len(other)))) % P)
+
+
+def _trim(polynomial: Array) -> Array:
+    nonzero = np.flatnonzero(polynomial)
+    return polynomial[: nonzero[-1] + 1 if len(nonzero) else 1]
 
 
 def _uniform(count: int, entropy: Callable[[int], bytes]) -> Array:
