@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from crowdml.arrays import Array
-from crowdml.secagg.graph import Plan, circle, neighbours_on
+from crowdml.secagg.graph import COMPLETE, Plan, circle, neighbours_on
 from crowdml.secagg.masks import Binding
 from crowdml.secagg.messages import Advert
 from crowdml.secagg.refusals import Refused
@@ -56,12 +56,16 @@ def pack_roster(adverts: Iterable[Advert]) -> bytes:
     )
 
 
-@lru_cache(maxsize=8)
 def read_roster(terms: Terms, round: int, data: bytes) -> Roster:  # noqa: A002  our word
     """What a roster says. Refused if it is too small or too large for the task, or not in strictly rising order.
 
-    The graph's seed is the hash of all that was advertised: nobody chooses it alone, the server included.
+    The graph's seed is the hash of all that was advertised: nobody chooses it alone, the server included. The last ones
+    are remembered: 64 of complete graphs, a third of a megabyte each, and 8 of sparse ones, which take more.
     """
+    return (_read_small if len(data) <= COMPLETE * ENTRY else _read_large)(terms, round, data)
+
+
+def _read(terms: Terms, round: int, data: bytes) -> Roster:  # noqa: A002  our word
     devices, rest = divmod(len(data), ENTRY)
     if rest or not terms.smallest <= devices <= terms.largest:
         raise Refused(
@@ -77,3 +81,6 @@ def read_roster(terms: Terms, round: int, data: bytes) -> Roster:  # noqa: A002 
     graph = neighbours_on(circle(ids, found) if not plan.complete else [*range(devices)], plan.neighbours)
     sealing = Binding(terms.task, round, found).salt
     return Roster(ids, publics, tuple(entry[PUBLIC_SIZE:] for entry in entries), found, plan, graph, sealing)
+
+
+_read_small, _read_large = lru_cache(maxsize=64)(_read), lru_cache(maxsize=8)(_read)
