@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from crowdml.messages import decode
 from crowdml.secagg.messages import Masked, encode, open_message
 from crowdml.server import rounds as server_rounds
 from crowdml.server.runner import Fold
-from crowdml.storage.server import Store
+from crowdml.storage.server import Store, restore
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.rounds import open_view
+
+DOCS = Path(__file__).parents[2] / "docs" / "secagg.md"
 
 
 def weights(room: Room) -> Any:
@@ -75,6 +78,63 @@ def test_a_window_that_ends_with_too_few_stays_open_and_asks_for_less_each_time(
     assert phase_after(60.0) == "share", "now 13 are"
 
 
+def test_one_device_above_the_minimum_is_waited_for_so_that_one_that_vanishes_costs_no_round():
+    room = Room(make_masked(cohort=5, minimum=4, window=60.0, lease=30.0))
+    devices = room.devices(5)
+
+    def phase_after_windows(many: int) -> str:
+        for _ in range(many):
+            room.clock.now += 59.0
+            for each in devices[:4]:
+                each.look(1)
+            room.wait(1.0)
+        return room.rounds.active[1].phase
+
+    for each in devices[:4]:
+        each.advertise(1)
+    assert phase_after_windows(1 + server_rounds.PATIENCE) == "advertise"
+    devices[4].advertise(1)
+    assert room.rounds.active[1].phase == "share"
+    for each in devices[:4]:
+        assert each.step().status == 202
+    room.wait(30.0)
+    through(devices[:4], lambda: 1 in room.rounds.ended)
+    assert (room.rounds.ended[1].phase, room.rounds.ended[1].survived) == ("summed", 4)
+
+
+def test_a_crowd_of_the_bare_minimum_gets_its_round_after_some_windows():
+    room = Room(make_masked(cohort=5, minimum=4, window=60.0, lease=600.0))
+    for each in room.devices(4):
+        each.advertise(1)
+    for _ in range(1 + server_rounds.PATIENCE):
+        room.wait(60.0)
+    assert room.rounds.active[1].phase == "advertise"
+    room.wait(60.0)
+    assert room.rounds.active[1].phase == "share"
+
+
+def test_a_cohort_is_walked_once_a_second_and_when_it_is_about_to_be_fixed():
+    room = Room(make_masked(cohort=20, minimum=12, window=60.0))
+    devices, walks = room.devices(20), []
+
+    class Seen(dict[str, float]):
+        def get(self, *args: Any) -> Any:
+            walks.append(room.clock.now)
+            return super().get(*args)
+
+    room.rounds.seen = Seen(room.rounds.seen)
+    for each in devices[:10]:
+        assert each.advertise(1).status == 202
+    assert not walks, "nobody was there at the first look, and it was at this very moment"
+    room.wait(1.0)
+    for each in devices[10:19]:
+        assert each.advertise(1).status == 202
+    assert len(walks) == 10, "one look at those ten"
+    assert devices[19].advertise(1).status == 202
+    assert len(walks) == 30, "and one at all twenty"
+    assert room.rounds.active[1].phase == "share"
+
+
 def test_a_window_that_ends_with_enough_closes_with_those_who_are_there():
     room = Room(make_masked(cohort=20, minimum=12, window=60.0))
     for each in room.devices(14):
@@ -97,8 +157,9 @@ def test_a_device_that_is_silent_for_a_lease_is_left_out_and_comes_back_by_askin
     room.wait(20.0)
     assert room.rounds.active[1].phase == "advertise", "one of seven was not heard of for a lease, and seven are needed"
     assert len(room.rounds.active[1].state.adverts) == 6
-    devices[6].look(1)
-    room.wait(0.0)
+    for each in devices[:7]:
+        each.look(1)
+    room.wait(1.0)
     assert devices[7].advertise(1).status == 202
     assert room.rounds.active[1].phase == "share", "all eight are there"
     assert devices[6].step().status == 202
@@ -369,6 +430,40 @@ def test_numbers_of_rounds_never_come_again():
     assert devices[0].look().round == 2
 
 
+def test_devices_go_on_after_an_older_backup_was_restored_once_and_again(tmp_path: Path):
+    task = make_masked(cohort=5, minimum=4, lease=30.0)
+    room = Room(task, Store(tmp_path / "server.db"))
+    devices = room.devices(5)
+    room.run(devices)
+    devices[0].advertise(2)
+    room.store.backup(tmp_path / "copy.db")
+    for each in devices[1:]:
+        each.advertise(2)
+    through(devices, lambda: 2 in room.rounds.ended)
+    room.run(devices)
+    for again in range(2):
+        room.store.close()
+        restore(tmp_path / "copy.db", tmp_path / f"restored-{again}.db")
+        room.store = Store(tmp_path / f"restored-{again}.db")
+        room.restart()
+        number = room.rounds.newest
+        assert number > max(each.after for each in devices) + 100
+        assert (room.rounds.ended[2].cause, room.rounds.ended[2].devices) == ("restored", 1)
+        assert devices[0].look().round == number
+        for each in devices:
+            each.inner.seq = 1  # what it hears with its 409
+        room.run(devices)
+        room.run(devices)
+        assert [room.rounds.ended[each].phase for each in (1, 2, number, number + 1)] == (
+            ["summed", "abandoned", "summed", "summed"]
+        )
+        assert (totals(room)[-1].gradient.value == total_of(devices, number + 1)["gradient"]).all()
+        assert [row.number for row in room.store.rounds(task.hash)] == [number + 2, number + 1, number, 2, 1]
+        room.restart()
+        assert room.rounds.newest == number + 2
+    room.store.close()
+
+
 # --- sums that are not as the task says ---
 
 
@@ -407,6 +502,22 @@ def test_of_three_cohorts_a_bad_one_is_dropped_and_the_model_is_that_of_the_two_
             for each, at, number in zip(heard, (0, 10), (1, 3), strict=True)] == [True, True]  # fmt: skip
     assert (weights(room) == folded(room, *heard)).all()
     assert room.rounds.counts == {"summed": 2, "bound": 1}
+
+
+def test_who_spoils_rounds_is_found_by_the_query_of_the_docs():
+    room = Room(make_masked(cohort=5, minimum=4))
+    devices = room.devices(8)
+    random_elements(devices[6], 3)
+    for chosen in ((0, 1, 2, 3, 4), (2, 3, 4, 5, 6), (1, 2, 3, 4, 7), (0, 1, 5, 6, 7), (0, 2, 3, 6, 7)):
+        room.run([devices[each] for each in chosen])
+        room.clock.now += 1.0
+    assert room.rounds.counts == {"summed": 2, "bound": 3}
+    query = re.search(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert query is not None
+    with room.store.reading() as connection:
+        rows = connection.exec_driver_sql(query[1]).fetchall()
+    assert rows[0] == (devices[6].id, 3, 0), "in every spoilt round, and in no summed one"
+    assert all(row[1:] != (3, 0) for row in rows[1:])
 
 
 @pytest.mark.slow

@@ -48,6 +48,10 @@ LOOSE = 32 * 2**20
 """Bytes of masked bodies that may lie on disk beside the sum that has them: then the sum is kept, and they go."""
 RECENT = 1000
 """Ended rounds that are remembered for those who ask."""
+SIFTING = 1.0
+"""Seconds between two looks at who of an open cohort is still there; one that is about to be fixed is looked at."""
+PATIENCE = 3
+"""Windows in which one device above the minimum is waited for, after the margin has shrunk to nothing."""
 LATELY = 10.0
 """Seconds in which a device was heard of that is there now."""
 
@@ -115,6 +119,7 @@ class Rounds:
         self.seen: dict[str, float] = {}
         """When each device was last heard of."""
         self.crowd, self._counted = 1, -math.inf
+        self._sifted = -math.inf
         self.survived = 0
         """Devices in the sums of this process's time."""
         begins = clock()
@@ -200,7 +205,9 @@ class Rounds:
             raise self._late(under, envelope.kind, refused) from refused
         if state is under.state:
             return {**active, envelope.seq: under}, None
-        asleep = {device: data for device, data in under.asleep.items() if device != sender}
+        asleep = under.asleep
+        if before is not None:
+            asleep = {device: data for device, data in asleep.items() if device != sender}
         after = {**active, envelope.seq: replace(under, state=state, asleep=asleep)}
         if before is not None:
             return after, None
@@ -300,7 +307,13 @@ class Rounds:
     # --- phases ---
 
     def open(self) -> None:
-        """See that a round is open for devices to come."""
+        """See that a round is open for devices to come, with a number above all that devices may have seen.
+
+        A round that was open in a backup may have gone on after it: it ends here.
+        """
+        for under in list(self.active.values()):
+            if under.phase == ADVERTISE and under.state.round < self.newest:
+                self._end(under, server.abandon(under.state, "restored", "the server was restored from a backup"))
         if self.active.get(self.newest) is None:
             number, at = self.newest + 1, self.now()
             self.store.open_round(self.task, number, at)
@@ -326,10 +339,12 @@ class Rounds:
         for number in sorted(self.active):
             while (under := self.active.get(number)) is not None and not under.is_closing:
                 if under.phase == ADVERTISE:
-                    under = self._sift(under)
-                    self._put(under)
                     flying = sum(each.phase != ADVERTISE for each in self.active.values())
-                    if not self._is_cohort(under, now, left is None or flying < left):
+                    wanted = left is None or flying < left
+                    is_full = wanted and len(under.state.adverts) >= self.terms.largest
+                    under = self._sift(under, at_once=is_full or under.deadline <= now)
+                    self._put(under)
+                    if not self._is_cohort(under, now, wanted):
                         break
                 elif now < under.deadline and not server.is_complete(self.terms, under.state):
                     break
@@ -346,22 +361,33 @@ class Rounds:
         """Whether the cohort is to be fixed now: it is full, or its window is over and enough devices are there.
 
         Enough is the minimum and a quarter of the room above it, for some will go missing; half of that margin after
-        each further window, so that a small crowd gets its round.
+        each further window, so that a small crowd gets its round. Down to one: with the bare minimum a single device
+        that vanishes costs everybody the round, so it is taken only if nobody else came for `PATIENCE` more windows.
         """
         here, least, most = len(under.state.adverts), self.terms.smallest, self.terms.largest
         if here >= most and wanted:
             return True
         if now < under.deadline:
             return False
-        margin = math.ceil((most - least) / 4) >> under.windows
+        quarter = math.ceil((most - least) / 4)
+        margin = quarter >> under.windows
+        if not margin and under.windows < quarter.bit_length() + PATIENCE:
+            margin = min(1, most - least)
         if here >= least + margin and wanted:
             return True
         self._put(replace(under, deadline=now + self.window, windows=under.windows + wanted))
         return False
 
-    def _sift(self, under: Under) -> Under:
-        """Put devices aside that were not heard of for a lease; those that are back come in while there is room."""
-        since = self.clock() - max(self.lease, 3 * self._pace)
+    def _sift(self, under: Under, *, at_once: bool = False) -> Under:
+        """Put devices aside that were not heard of for a lease; those that are back come in while there is room.
+
+        It walks the whole cohort: once in `SIFTING` seconds, unless `at_once`.
+        """
+        now = self.clock()
+        if not at_once and now - self._sifted < SIFTING:
+            return under
+        self._sifted = now
+        since = now - max(self.lease, 3 * self._pace)
         present = {device for device in (*under.state.adverts, *under.asleep) if self.seen.get(device, since) >= since}
         adverts = {device: data for device, data in under.state.adverts.items() if device in present}
         for device, data in under.asleep.items():

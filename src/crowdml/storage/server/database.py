@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,8 @@ __all__ = ["Database", "StoreError", "restore", "utc"]
 
 NOTHING_WRITTEN = "Nothing was written."
 BUSY_SECONDS = 30
+ROUNDS_ABOVE = "rounds above"
+"""A setting of a restored database: rounds of masking have numbers above it, in digits; devices may know lower ones."""
 _WRITING_LOCK = 0x63726F77646D6C01
 _SERVING_LOCK = 0x63726F77646D6C02
 
@@ -262,6 +264,9 @@ class Database:
 
         The copy is checked and on disk before it gets its name. PostgreSQL has its own tool: `pg_dump -Fc`.
         """
+        return self._copy(path)
+
+    def _copy(self, path: str | os.PathLike[str], change: Callable[[sqlite3.Connection], None] | None = None) -> int:
         if self.path is None:
             tool = "a database in memory has no copy" if self.is_sqlite else "use `pg_dump --format=custom` for it"
             raise StoreError(f"the database {self.name} is no SQLite file: {tool}. {NOTHING_WRITTEN}")
@@ -279,6 +284,9 @@ class Database:
                 ):
                     source.backup(copy)  # in one step: a copy made in several begins anew with every commit
                     copy.execute("pragma journal_mode = delete")
+                    if change is not None:
+                        change(copy)
+                        copy.commit()
                     flaw = copy.execute("pragma quick_check(1)").fetchone()[0]
                 if flaw != "ok":
                     raise self.corrupt(str(flaw))
@@ -291,7 +299,11 @@ class Database:
 
 
 def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Put a backup of a SQLite database in place, where none is. `Store(path).check()` then reads its journals too."""
+    """Put a backup of a SQLite database in place, where none is. `Store(path).check()` then reads its journals too.
+
+    What it has is as old as the backup, and a device never goes into a round below one that it was in: numbers of
+    rounds go on far above, for every task, and higher each time that the same backup is restored.
+    """
     source, target = Path(backup), Path(path)
     for file in (target, target.with_name(f"{target.name}-wal")):
         if file.exists():
@@ -304,7 +316,17 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
         )
     with Database(source) as database:
         database.check_pages()
-        database.backup(target)
+        database._copy(target, _raise_rounds)
+
+
+def _raise_rounds(copy: sqlite3.Connection) -> None:
+    """A million rounds on, and as many as there are milliseconds since 1970: a second restore is above the first."""
+    (last,) = copy.execute('select coalesce(max(number), 0) from "round"').fetchone()
+    before = copy.execute("select value from setting where name = ?", (ROUNDS_ABOVE,)).fetchone()
+    above = max(last, int(before[0]) if before else 0) + 1_000_000
+    above = max(above, 1_000_000 + time.time_ns() // 1_000_000)
+    row = (ROUNDS_ABOVE, b"%d" % above)
+    copy.execute("insert or replace into setting (name, value) values (?, ?)", row)
 
 
 def _is_ours(file: Path) -> bool:

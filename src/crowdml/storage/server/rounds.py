@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from crowdml.storage.server.database import StoreError, utc
+from crowdml.storage.server.database import ROUNDS_ABOVE, StoreError, utc
 from crowdml.storage.server.journal import Entry, Journal, JournalRow, Publication, Refused, task_number
 from crowdml.storage.server.schema import (
     SERVER_NUMBER,
@@ -24,6 +24,7 @@ from crowdml.storage.server.schema import (
     round_,
     round_message,
     round_sum,
+    setting,
     task,
 )
 
@@ -134,10 +135,10 @@ class Rounds(Journal):
                 task=of, number=number, phase="advertise", cause="", why="", opened_at=utc(at), **empty
             )
         )
+        kept = sa.select(round_.c.number).where(round_.c.task == of).order_by(round_.c.number.desc())
+        oldest = kept.limit(1).offset(MOST_ROUNDS).scalar_subquery()
         connection.execute(
-            round_.delete().where(
-                round_.c.task == of, round_.c.number <= number - MOST_ROUNDS, round_.c.ended_at.is_not(None)
-            )
+            round_.delete().where(round_.c.task == of, round_.c.number <= oldest, round_.c.ended_at.is_not(None))
         )
 
     def change_round(
@@ -327,10 +328,15 @@ class Rounds(Journal):
             after = row.at
 
     def last_round(self, task_hash: bytes) -> int:
-        """The highest number that a round of this task ever had; 0 of none."""
+        """The highest number that a round of this task may ever have had; 0 of none.
+
+        Of a restored database it is what `restore` wrote down, for the rounds since its backup are not in it.
+        """
         query = sa.select(sa.func.max(round_.c.number)).join(task, task.c.number == round_.c.task)
+        restored = sa.select(setting.c.value).where(setting.c.name == ROUNDS_ABOVE)
         with self.reading() as connection:
-            return int(connection.execute(query.where(task.c.hash == task_hash)).scalar() or 0)
+            kept = int(connection.execute(query.where(task.c.hash == task_hash)).scalar() or 0)
+            return max(kept, int(connection.execute(restored).scalar() or 0))
 
 
 def add_event(connection: Connection, kind: str, detail: str, at: str, of: int | None) -> int:
