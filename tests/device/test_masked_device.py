@@ -503,6 +503,7 @@ def kill_in_rounds(tmp_path: Path, kills: int, seed: int, waits: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is POSIX")
+@pytest.mark.kill
 def test_a_device_survives_a_few_kills_in_rounds(tmp_path):
     kill_in_rounds(tmp_path, kills=6, seed=1, waits="waits")
 

@@ -175,6 +175,7 @@ def count(server: Server, members: list[Member]) -> int:
     return len(heard)
 
 
+@pytest.mark.kill
 def test_rounds_go_on_after_the_server_is_killed_a_few_times(tmp_path: Path) -> None:
     assert kill_in_rounds(tmp_path, kills=2, seed=1) >= 2
 

@@ -171,7 +171,7 @@ def fleet(
             report, client, home, wanted, yes, code, ca, attempt,
             devices=devices, single=False, prepare=lambda task: deal_sources(source, task, devices, seed=seed),
         )  # fmt: skip
-        crowd.new_data = new_data
+        crowd.new_data, crowd.say = new_data, report.note
         with report.progress() as bar:
             shown = bar.add_task("devices enrolled", total=devices)
             await crowd.enrol(code, ca, lambda n: bar.advance(shown, n))

@@ -96,6 +96,9 @@ class Fleet:
     patience: Patience = field(default_factory=Patience)
     conditions: Conditions = field(default_factory=Conditions)
     tell: Callable[[str], None] = lambda _: None
+    """Hears what every device tells."""
+    say: Callable[[str], None] = lambda _: None
+    """Hears what concerns the fleet."""
     at_work: int = AT_WORK
     new_data: bool = False
     """The owner says that nothing of these sources was ever given: asked for after a lost ledger."""
@@ -206,6 +209,7 @@ class Fleet:
         tasks = [asyncio.create_task(runner.run()) for runner in self.runners]
         whole = asyncio.gather(*tasks)
         last, then = 0, began
+        masking, told = self.task.masking, False
         try:
             while True:
                 left = None if seconds is None else seconds - (time.perf_counter() - began)
@@ -214,6 +218,13 @@ class Fleet:
                 if whole.done():
                     whole.result()  # where one failed, so does the fleet
                 now = time.perf_counter()
+                if masking is not None and not told:
+                    waiting = sum(not task.done() for task in tasks)
+                    if told := 0 < waiting < min(masking.minimum, len(tasks)):
+                        self.say(
+                            f"waiting: {waiting} devices of this fleet have samples left, and a cohort needs "
+                            f"{masking.minimum}. They go on when others come; --seconds or Ctrl-C ends this."
+                        )
                 if report is not None:
                     made = sum(runner.counts.check_ins for runner in self.runners)
                     pending = sum(not task.done() for task in tasks)

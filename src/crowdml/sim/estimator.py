@@ -25,12 +25,13 @@ from crowdml.datasets.populations import Population, by_class, by_user, iid
 from crowdml.errors import DataError, GuaranteeError, TaskError
 from crowdml.features import normalise
 from crowdml.messages import SERVER, encode, masked_steps
+from crowdml.models import Model
 from crowdml.privacy.losses import Loss, Total, exact
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Context, alone, check_budget, device_alone, quote
-from crowdml.protocols import PROTOCOLS, find
+from crowdml.protocols import PROTOCOLS, admm, find
 from crowdml.protocols.sgd import claimed_epsilon, plan, progress, public_step
 from crowdml.secagg.terms import terms_of
 from crowdml.sim import cohorts, compiled
@@ -102,7 +103,7 @@ class Study:
 
     def accuracy(self, x: Array, y: Array) -> Array:
         """Share of x [n, d] that the model gets right at each point of each trial: [trials, points]."""
-        model = plan(self.task).model
+        model = model_of(self.task)
         return np.array([[np.mean(model.predict(w, x) == y) for w in run.weights] for run in self.runs])
 
     @property
@@ -113,10 +114,15 @@ class Study:
     def crowd_says(self) -> dict[str, float] | None:
         """The error rate as the server sees it, eq. (14), of the first trial; None where no error count leaves."""
         state = self.runs[0].state
-        if "errors" not in plan(self.task).table:
+        if self.task.protocol["kind"] != "sgd" or "errors" not in plan(self.task).table:
             return None
         seen = progress(self.task, int(state.counted), float(state.errors), state.labels)
         return {"error": seen.error, "error_sd": seen.error_sd}
+
+
+def model_of(task: Task) -> Model:
+    """The model that the task's protocol trains."""
+    return (admm.plan(task) if task.protocol["kind"] == "admm" else plan(task)).model
 
 
 def spread_out(kind: str, y: Array, devices: int, seed: int, groups: Array | None = None) -> Population:
@@ -331,7 +337,11 @@ class _Masked:
 
     def met(self, run: Run) -> tuple[int | None, int]:
         rounds = int(run.schedule.version.max(initial=-1)) + 1
-        return rounds, rounds - int(run.state.steps)
+        masking = self.task.masking
+        assert masking is not None
+        laid = self.rounds[self.seeds.index(run.seed)]
+        summed = int((laid.alive.sum(1)[:rounds] >= masking.minimum).sum())
+        return rounds, rounds - summed
 
 
 @dataclass(frozen=True)
