@@ -10,7 +10,7 @@ from cli_runner import crowdml, refused
 from crowdml.cli.output import Report, say_error
 from crowdml.cli.task import find_task, shipped, shipped_text
 from crowdml.protocol import check_budget
-from crowdml.protocols import find
+from crowdml.protocols import find, settled
 
 
 def written(folder: Path, text: str) -> str:
@@ -43,7 +43,7 @@ def test_check_prints_the_price_and_the_hash():
         "no sample shows",
     ):
         assert word in answer.out
-    assert find_task("activity").hash.hex() in answer.out
+    assert settled(find_task("activity")).hash.hex() in answer.out, "the hash that a server would host"
 
 
 def test_checks_json_prices_a_sample_once_and_the_device_after_1_10_and_all_check_ins():

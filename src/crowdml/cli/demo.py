@@ -103,7 +103,7 @@ def demo(
     stage = set_stage(name, find_task(name), devices, seed)
     report.aside.print(
         f"A server, and {stage.devices:,} devices with {stage.each} {stage.what} each, which stay there. The server "
-        "learns sums over cohorts, and nothing of one device.",
+        "sees blurred sums over cohorts, and no device's own part.",
         soft_wrap=True,
     )
     with tempfile.TemporaryDirectory(prefix="crowdml-demo-", ignore_cleanup_errors=True) as folder:

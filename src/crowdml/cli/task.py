@@ -47,6 +47,10 @@ def find_task(given: str) -> Task:
     return load(given)
 
 
+SEEN_BY = {"aggregate": "whoever sees the sum over a cohort", "devices": "other devices, with the server trusted"}
+"""An observer in words, where its own name says too little."""
+
+
 @click.group(short_help="Write, check, start, stop and export tasks.")
 def task() -> None:
     """Write, check and list tasks; start, stop and export them on a server."""
@@ -101,10 +105,10 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
 def check(file_or_name: str, json_path: str | None) -> None:
     """Check TASK (a file, or a shipped name) and print its price."""
     from crowdml.protocol import check_budget
-    from crowdml.protocols import find
+    from crowdml.protocols import find, settled
 
     report = Report(json_path)
-    found = find_task(file_or_name)
+    found = settled(find_task(file_or_name))  # as it would be published: that is what its hash names
     price = check_budget(find(found), found)
     batch = find(found).batch(found)
     result = _priced(found, price, batch)
@@ -118,7 +122,8 @@ def check(file_or_name: str, json_path: str | None) -> None:
         leaves.add_row(row["row"], row["mechanism"], row["sensitivity"], row["noise"], row["loss"])
     report.print(leaves)
     for row in result["rows"]:
-        report.print(f" {row['row']}: {row['promise']}; for {row['observer']} to see")
+        seen_by = SEEN_BY.get(row["observer"], row["observer"])
+        report.print(f" {row['row']}: {row['promise']}; for {seen_by} to see")
     at, masked = f"at δ = {found.privacy.delta:g}", found.masking is not None
     with_some = f", with at most {found.masking.colluders} colluders" if found.masking is not None else ""
     costs = make_table("after", "a sample's ε", "the device's ε", title=f"What it costs, {at}{with_some}")
