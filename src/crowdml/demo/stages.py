@@ -23,7 +23,7 @@ from crowdml.task import Masking, Task
 
 __all__ = ["STAGES", "Stage", "TimedSource", "moments", "set_stage"]
 
-WINDOW, LEASE = Fraction(120), Fraction(30)
+WINDOW, LEASE = Fraction(30), Fraction(30)
 """Seconds: the most that a round of the demo waits for devices to come, and for what they say in a phase."""
 
 
@@ -88,9 +88,10 @@ def set_stage(name: str, task: Task, devices: int | None, seed: int) -> Stage:
     """The stage of a task that the demo knows; `devices` as asked for, with cohorts in proportion."""
     if name not in STAGES:
         raise TaskError(f"--task {name}: the demo shows {', '.join(STAGES)}.")
-    make, usual = STAGES[name]
+    make, usual, often = STAGES[name]
     devices = usual if devices is None else devices
-    masking = scaled(task.masking, devices / usual)
+    there = devices - devices // 10 if often else devices  # a cohort of those that stay is full, and waits for nobody
+    masking = scaled(task.masking, there / usual)
     if masking is not None:  # a study has hours; nobody who watches does
         lease = min(masking.lease, max(LEASE, Fraction(devices, 4)))  # one machine plays them all
         masking = replace(masking, window=min(masking.window, WINDOW), lease=lease)
@@ -152,12 +153,13 @@ def _check(task: Task, devices: int, each: int, have: int) -> None:
         )
 
 
-STAGES: dict[str, tuple[Callable[[Task, int, int], Stage], int]] = {
-    "demo": (_digits, 100),
-    "admm-adult": (_adult, 100),
-    "gram-mnist": (_mnist, 1000),
+STAGES: dict[str, tuple[Callable[[Task, int, int], Stage], int, bool]] = {
+    "demo": (_digits, 100, False),
+    "admm-adult": (_adult, 100, True),
+    "gram-mnist": (_mnist, 1000, False),
 }
-"""By the name of their task: how each is set, and for how many devices its file is written."""
+"""By the name of their task: how each is set, for how many devices its file is written, and whether all of them are in
+every round."""
 
 
 def moments(devices: int, each: int, seconds: float, seed: int) -> list[list[float]]:
