@@ -3,8 +3,8 @@
 Integers are summed exactly and the noise of the whole honest cohort is added at once from the seeded source: the sum of
 Skellam shares is one Skellam variable of their variance (tests/privacy/test_moments.py). Nobody drops out, and nobody
 colludes. Maps come from a seed, the ridge from a public rule; which map and which rule was chosen on MNIST's public
-split (`ours/gram-tuning`; review, R4). Who fixed the number of directions had also seen one run on test rows: public rows
-say the same at epsilon 0.1 and 10, and see no difference at 1.
+split (`ours/gram-tuning`; review, R4). Who fixed the number of directions had also seen one run on test rows: public
+rows say the same at epsilon 0.1 and 10, and see no difference at 1.
 """
 
 from __future__ import annotations

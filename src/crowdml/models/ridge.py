@@ -14,8 +14,8 @@ from crowdml.arrays import Array
 __all__ = ["LEAST", "RULE", "clean", "error_interval", "predict", "solve"]
 
 RULE = 0.35
-"""c of the ridge c sigma sqrt(D). Chosen on MNIST's public split alone (`ours/gram-tuning` does it again): 0.2 to 0.7 are
-within its error at every epsilon from 0.1 to 10."""
+"""c of the ridge c sigma sqrt(D). Chosen on MNIST's public split alone (`ours/gram-tuning` does it again): 0.2 to 0.7
+are within its error at every epsilon from 0.1 to 10."""
 LEAST = 2e-5
 """The ridge without noise, as a part of the trace."""
 
