@@ -338,8 +338,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "nan passed on by a model",
         "models/softmax.py",
-        "usable = (share == share) & known_class",
-        "usable = known_class",
+        "usable = (residual == residual).all(-1)  # NaN alone differs from itself",
+        "usable = (residual == residual).all(-1) | True",
         f"{KILLERS}test_no_published_weights_make_a_gradient_that_is_no_number[nan-softmax]",
     ),
     # --- a sample used twice with one charge ---
