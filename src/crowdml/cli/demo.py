@@ -98,7 +98,7 @@ def demo(
     from crowdml.demo.stages import set_stage
 
     report = Report(json_path, plot_path)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also then the server goes, and the folder
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # then too the server and folder go
     began = time.perf_counter()
     stage = set_stage(name, find_task(name), devices, seed)
     report.aside.print(
