@@ -181,7 +181,7 @@ class Protocol:
     device: Role
     server: Role
     mechanisms: Callable[[Task], Mapping[str, Mechanism]]
-    check: Callable[[Task], None]
+    check: Callable[[Task], object]
     """Refuse a task that this protocol cannot run, with a TaskError that names the key."""
     batch: Callable[[Task], int]
     """How many samples a `Sensed` batch has: public, and always the same."""
@@ -202,6 +202,16 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.masked is not None:
             check_pair(*self.masked)
+
+
+def wait(task: Task, ctx: Context) -> Step[None]:
+    """How a device begins that has nothing to say before it has sensed."""
+    return Step(None)
+
+
+def check_out(task: Task, waiting: Private[Samples] | None, event: Sensed, ctx: Context) -> Step[Any]:
+    """A batch is full: hold it, and ask for the publication. The runner retries a check-out that fails."""
+    return Step(event.batch, (CheckOut(),))
 
 
 def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:

@@ -49,7 +49,6 @@ from crowdml.privacy.mechanisms import (
 from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1
 from crowdml.protocol import (
-    CheckOut,
     Context,
     Field,
     Protocol,
@@ -60,7 +59,9 @@ from crowdml.protocol import (
     Step,
     Stop,
     Tally,
+    check_out,
     total_fields,
+    wait,
 )
 from crowdml.task import Task, between, positive, read_section
 
@@ -353,15 +354,6 @@ class Update:
 # --- the device: Algorithm 2 ---
 
 
-def wait(task: Task, ctx: Context) -> Step[None]:
-    return Step(None)
-
-
-def check_out(task: Task, waiting: Private[Samples] | None, event: Sensed, ctx: Context) -> Step[Any]:
-    """Enough samples: take part in a round."""
-    return Step(event.batch, (CheckOut(),))
-
-
 def contribute(task: Task, waiting: Private[Samples] | None, centre: Centre, ctx: Context) -> Step[Any]:
     """Answer a publication with one update; nothing of it is kept for the next round (review, R1)."""
     if waiting is None:  # a late or repeated answer
@@ -532,7 +524,7 @@ protocol = Protocol(
     device,
     server,
     mechanisms,
-    check=lambda task: void(plan(task)),
+    check=plan,
     batch=lambda task: plan(task).settings.batch,
     model=model_weights,
     settle=settle,
@@ -540,7 +532,3 @@ protocol = Protocol(
     progress=tally,
     masked=(MaskedUpdate, UpdateTotal),
 )
-
-
-def void(_: object) -> None:
-    """For a check whose answer is that it did not raise."""

@@ -37,7 +37,6 @@ from crowdml.privacy.moments import SkellamGram, moments_variance, reach, split
 from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import Adjacency
 from crowdml.protocol import (
-    CheckOut,
     Context,
     Field,
     Protocol,
@@ -48,7 +47,9 @@ from crowdml.protocol import (
     Step,
     Stop,
     Tally,
+    check_out,
     total_fields,
+    wait,
 )
 from crowdml.task import Task, between, read_section
 
@@ -228,15 +229,6 @@ class MomentsTotal:
 # --- the device ---
 
 
-def wait(task: Task, ctx: Context) -> Step[None]:
-    return Step(None)
-
-
-def check_out(task: Task, waiting: Private[Samples] | None, event: Sensed, ctx: Context) -> Step[Any]:
-    """As many samples as the task asks for: be ready for a cohort."""
-    return Step(event.batch, (CheckOut(),))
-
-
 def contribute(task: Task, waiting: Private[Samples] | None, fitted: Fitted, ctx: Context) -> Step[Any]:
     """Give the moments of the batch, once. What was published before is not looked at."""
     if waiting is None:  # a late or repeated answer
@@ -337,7 +329,7 @@ protocol = Protocol(
     device,
     server,
     mechanisms,
-    check=lambda task: void(plan(task)),
+    check=plan,
     batch=lambda task: plan(task).settings.batch,
     model=lambda task, state: state.weights,
     settle=settle,
@@ -346,7 +338,3 @@ protocol = Protocol(
     masked=(Moments, MomentsTotal),
     remarks=remarks,
 )
-
-
-def void(_: object) -> None:
-    """For a check whose answer is that it did not raise."""

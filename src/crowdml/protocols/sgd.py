@@ -48,7 +48,6 @@ from crowdml.privacy.mechanisms import (
 from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1, Observer
 from crowdml.protocol import (
-    CheckOut,
     Context,
     Field,
     Noisy,
@@ -60,7 +59,9 @@ from crowdml.protocol import (
     Step,
     Stop,
     Tally,
+    check_out,
     total_fields,
+    wait,
 )
 from crowdml.task import StopRule, Task, between, choose, positive, read_section
 
@@ -372,15 +373,6 @@ class GradientTotal:
 # --- the device: Device Routines 1 to 3 (the buffer is the shell's) ---
 
 
-def wait(task: Task, ctx: Context) -> Step[None]:
-    return Step(None)
-
-
-def check_out(task: Task, waiting: Private[Samples] | None, event: Sensed, ctx: Context) -> Step[Any]:
-    """Enough samples: ask for the weights. The runner retries a check-out that fails (Remark 1)."""
-    return Step(event.batch, (CheckOut(),))
-
-
 def contribute(task: Task, waiting: Private[Samples] | None, params: Params, ctx: Context) -> Step[Any]:
     """Answer a check-out with one noisy gradient sum and noisy counts (Device Routines 2 and 3)."""
     if waiting is None:  # a late or repeated answer
@@ -594,7 +586,7 @@ protocol = Protocol(
     device,
     server,
     mechanisms,
-    check=lambda task: void(plan(task)),
+    check=plan,
     batch=lambda task: plan(task).settings.batch,
     model=model_weights,
     settle=settle,
@@ -602,7 +594,3 @@ protocol = Protocol(
     progress=tally,
     masked=(MaskedGradient, GradientTotal),
 )
-
-
-def void(_: object) -> None:
-    """For a check whose answer is that it did not raise."""
