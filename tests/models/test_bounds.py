@@ -27,10 +27,15 @@ MODELS = [
     Linear(D, width=3.0, bound=2.0),
 ]
 NORMS = ["l1", "l2"]
+CLIP = 1e-3
 NASTY = [0.0, -0.0, 1.0, -1.0, 1e-30, 1000.0, -1000.0, 1e18, -1e30, 1e30, 3e38, -3e38, np.inf, -np.inf, np.nan]
 by_model = pytest.mark.parametrize("model", MODELS, ids=repr)
 by_norm = pytest.mark.parametrize("norm", NORMS)
 compiled = {model: jax.jit(lambda w, x, y, m=model: m.gradients(w, Samples(x, y))) for model in MODELS}
+clipped = {
+    model: jax.jit(lambda w, x, y, m=model: m.clipped_sum(w, Samples(x, y), CLIP))
+    for model in [*MODELS, LeastSquares(D)]
+}
 
 
 def size(gradients, norm):
@@ -176,6 +181,20 @@ def test_no_weights_and_no_sample_make_a_gradient_nan_infinite_or_longer_than_it
             lengths = size(np.where(usable[:, None], x, 0), norm)
             bound = model.gradient_bound(norm, 1.0)
             assert (size(gradients, norm) <= bound * lengths * (1 + 1e-6) + 1e-37).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), model=st.sampled_from([*MODELS, LeastSquares(D)]))
+def test_no_weights_and_no_sample_make_a_clipped_share_nan_or_longer_than_the_clip(data, model):
+    weights = data.draw(hnp.arrays(np.float32, model.shape, elements=finite_or_not))
+    x = data.draw(hnp.arrays(np.float32, (1, D), elements=finite_or_not))
+    y = np.array([data.draw(st.sampled_from([*labels(model), -1, 7, 2**30, np.nan]))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on_numpy = model.clipped_sum(weights, Samples(x, y), CLIP)
+    on_jax = clipped[model](jnp.asarray(weights), jnp.asarray(x), jnp.asarray(y))
+    for share in (on_numpy, on_jax):
+        assert size([share], "l2")[0] <= CLIP * (1 + 1e-5)  # false for NaN
 
 
 @by_model

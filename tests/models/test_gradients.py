@@ -253,3 +253,43 @@ def test_a_bound_is_refused_for_an_unknown_norm_or_an_unbounded_radius(model):
     for radius in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(TaskError, match="positive, finite"):
             model.gradient_bound("l2", radius)
+
+
+def clipped_one_by_one(model, weights, samples, clip):
+    """The same with every gradient written down, in float64."""
+    rows = model.gradients(weights, samples).astype(np.float64)
+    lengths = np.sqrt((rows.reshape(len(rows), -1) ** 2).sum(1)).reshape(-1, *[1] * (rows.ndim - 1))
+    return (rows * np.minimum(1, clip / np.maximum(lengths, 1e-300))).sum(0)
+
+
+@by_model
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("clip", [1e-3, 0.3, 1.0, 1e4])
+def test_the_clipped_sum_is_the_sum_of_clipped_gradients(model, dtype, clip):
+    weights, x, y = draw(model, seed=7, b=50, dtype=dtype)
+    x[3, 0], x[4, 1], y[5] = np.nan, -np.inf, 99
+    expected = clipped_one_by_one(model, weights, Samples(x, y), clip)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4 * clip} if dtype == np.float32 else {"rtol": 1e-9, "atol": 1e-12}
+    with jax.enable_x64(dtype == np.float64):
+        for found in (model.clipped_sum(weights, Samples(x, y), clip), model.clipped_sum(*on_jax(weights, x, y), clip)):
+            assert found.dtype == dtype
+            assert found.shape == model.shape
+            np.testing.assert_allclose(found, expected, **tolerance)
+    assert model.clipped_sum(weights, Samples(x, y), np.float64(clip)).dtype == dtype
+
+
+@by_model
+def test_a_crowd_clips_at_once_as_each_device_does_alone(model):
+    trials = [draw(model, seed=seed, dtype=np.float32) for seed in range(3)]
+    stacked = [jnp.stack([jnp.asarray(t[i]) for t in trials]) for i in range(3)]
+    run = jax.jit(jax.vmap(lambda w, x, y: model.clipped_sum(w, Samples(x, y), 0.5)))
+    for out, (weights, x, y) in zip(run(*stacked), trials, strict=True):
+        np.testing.assert_allclose(out, model.clipped_sum(weights, Samples(x, y), 0.5), rtol=1e-4, atol=1e-5)
+
+
+@by_model
+def test_a_convex_model_starts_from_zero(model):
+    assert model.convex
+    assert model.start().dtype == np.float32
+    assert model.start().shape == model.shape
+    assert not model.start().any()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import gradient_rows, gradient_sum, known_class, score, settled
+from crowdml.models.scores import clipped_sum, gradient_rows, gradient_sum, known_class, score, settled
 
 __all__ = ["Logistic", "SmoothSvm", "Svm"]
 
@@ -29,6 +31,13 @@ class TwoClasses:
     def cells(self) -> int:
         return 2
 
+    @property
+    def convex(self) -> bool:
+        return True
+
+    def start(self) -> Array:
+        return np.zeros(self.shape, np.float32)
+
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
         raise NotImplementedError
@@ -38,6 +47,9 @@ class TwoClasses:
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
         return gradient_sum(*self._slopes(weights, samples))
+
+    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
+        return clipped_sum(*self._slopes(weights, samples), clip)
 
     def predict(self, weights: Array, x: Array) -> Integers:
         xp = namespace(weights, x)

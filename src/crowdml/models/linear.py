@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import LARGEST, gradient_rows, gradient_sum, score, settled
+from crowdml.models.scores import LARGEST, clipped_sum, gradient_rows, gradient_sum, score, settled
 
 __all__ = ["LeastSquares", "Linear"]
 
@@ -43,6 +45,13 @@ class Linear:
     def cells(self) -> int:
         return self.bins
 
+    @property
+    def convex(self) -> bool:
+        return True
+
+    def start(self) -> Array:
+        return np.zeros(self.shape, np.float32)
+
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
         off = xp.abs(self.predict(weights, samples.x) - self._target(weights, samples))
@@ -63,6 +72,9 @@ class Linear:
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
         return gradient_sum(*self._slopes(weights, samples))
+
+    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
+        return clipped_sum(*self._slopes(weights, samples), clip)
 
     def predict(self, weights: Array, x: Array) -> Array:
         return settled(score(weights, x)[1])

@@ -40,6 +40,15 @@ class Model(Interface):
         """Number of label cells: the classes, or the public bins of a number."""
         ...
 
+    @property
+    def convex(self) -> bool:
+        """Whether each sample's loss is convex in the weights: an argument about minima may rest on it."""
+        ...
+
+    def start(self) -> Array:
+        """The public first weights, [*shape] float32: the same bits on every machine."""
+        ...
+
     def losses(self, weights: Array, samples: Samples) -> Array:
         """Loss of each sample, [b]."""
         ...
@@ -50,6 +59,15 @@ class Model(Interface):
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
         """Their sum, [*shape], as one product: where no sample's own gradient is needed, it is several times faster."""
+        ...
+
+    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
+        """The sum, [*shape], of each sample's gradient brought into the l2 ball of radius `clip`; non-finite is zero.
+
+        To within rounding, |one sample's share| <= clip, so replacing a sample moves the sum by at most twice that. No
+        sample's own gradient is written down: it costs little more than `gradient_sum`. A gradient whose squared
+        length is not a float of this type (beyond 1e19 in float32) counts as zero too.
+        """
         ...
 
     def predict(self, weights: Array, x: Array) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from crowdml.arrays import Array, namespace
 
-__all__ = ["LARGEST", "gradient_rows", "gradient_sum", "known_class", "score", "settled"]
+__all__ = ["LARGEST", "clipped_sum", "gradient_rows", "gradient_sum", "known_class", "score", "settled", "shrinking"]
 
 LARGEST = 1e30
 """A score beyond this is as good as infinite: twice it is still a float32."""
@@ -51,3 +51,27 @@ def gradient_sum(x: Array, slope: Array) -> Array:
     """
     xp = namespace(x, slope)
     return xp.where(abs(x) <= LARGEST, x, 0).T @ xp.where(slope == slope, slope, 0)
+
+
+def clipped_sum(x: Array, slope: Array, clip: float) -> Array:
+    """x [b, d], slope [b, ...] -> [d, ...]: the sum of the gradients, each brought into the l2 ball of radius `clip`.
+
+    A gradient is the outer product of x and its slope, so |gradient| = |x| |slope|: the slopes are scaled, and no
+    sample's own gradient is ever written down.
+    """
+    with np.errstate(over="ignore"):
+        squares = (x * x).sum(-1) + x.shape[-1] * np.finfo(x.dtype).tiny  # squares that vanish must not hide a length
+        slopes = slope * slope if slope.ndim == 1 else (slope * slope).sum(-1)
+        factor = shrinking(squares * slopes, clip)
+    return gradient_sum(x, slope * (factor if slope.ndim == 1 else factor[:, None]))
+
+
+def shrinking(squares: Array, clip: float) -> Array:
+    """What brings gradients with these squared lengths, [b], into the ball of radius `clip`: 1 within it.
+
+    0 where the squared length is not finite: such a gradient counts as zero.
+    """
+    xp = namespace(squares)
+    clip = xp.asarray(clip, dtype=squares.dtype)
+    usable = squares <= np.finfo(squares.dtype).max  # false for NaN
+    return xp.where(usable, clip / xp.maximum(xp.sqrt(xp.where(usable, squares, 0)), clip), 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import gradient_sum, known_class, score, settled
+from crowdml.models.scores import clipped_sum, gradient_sum, known_class, score, settled
 
 __all__ = ["Softmax"]
 
@@ -31,6 +33,13 @@ class Softmax:
     def cells(self) -> int:
         return self.classes
 
+    @property
+    def convex(self) -> bool:
+        return True
+
+    def start(self) -> Array:
+        return np.zeros(self.shape, np.float32)
+
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
         scores = settled(score(weights, samples.x)[1])
@@ -46,6 +55,9 @@ class Softmax:
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
         return gradient_sum(*self._slopes(weights, samples))
+
+    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
+        return clipped_sum(*self._slopes(weights, samples), clip)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         """x [b, d], and the slope of each loss in its scores, [b, c]: NaN where a sample cannot be used."""
