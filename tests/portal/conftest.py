@@ -11,6 +11,7 @@ sys.path[:0] = [
     str(Path(__file__).parent),
     str(Path(__file__).parent.parent),
     str(Path(__file__).parent.parent / "server"),
+    str(Path(__file__).parent.parent / "cli"),
 ]
 
 from crowd import Crowd, open_crowd  # noqa: E402  # found by the line above

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+from cli_runner import crowdml
 from crowd import Crowd, open_crowd
 from desk import set_up
 from masked_device import crowd as masked_crowd
@@ -13,6 +15,7 @@ from test_public import words_of
 
 from crowdml.protocol import quote
 from crowdml.protocols import find
+from crowdml.server.portal.health import lately
 
 TASK = make_masked("pages", cohort=5, minimum=4)
 
@@ -54,6 +57,32 @@ def test_the_pages_show_cohorts_and_survivors(tmp_path: Path):
         assert "1 cohort added up, 0 rounds abandoned." in page
         assert re.search(r"Round Phase Cohort Shared Survived Seconds Why not .*1 summed 5 5 5", page)
         assert "if everyone else colludes" in page
+
+
+def test_a_total_of_the_server_is_nowhere_shown_as_a_check_in(tmp_path: Path):
+    with open_crowd(tmp_path / "data", TASK) as crowd:
+        one_round(crowd)
+        hub, name = crowd.running.hub, TASK.hash.hex()[:12]
+        hosted = next(each for each in hub.hosted() if each.task == TASK)
+        assert hub.store.head(TASK.hash).index == 6, "five vectors, and their total"
+        assert hosted.check_ins == 5
+        now = lately(hub, hosted)
+        assert (now.hour, now.per_minute, now.active) == (5, 1.0, 5)
+        crowd.point()
+        for page in ("/", f"/studies/{name}"):
+            assert "Check-ins 5 " in words_of(crowd.browser().get(page).text), page
+        listed = json.loads(crowd.browser().get("/v1/tasks").text)["tasks"]
+        assert [each["check_ins"] for each in listed if each["name"] == TASK.name] == [5]
+        assert f'crowdml_check_ins{{task="{name}"}} 5\n' in crowd.browser().get("/metrics").text
+        assert json.loads(crowd.browser().get(f"/studies/{name}/figures.json").text)["check-ins"]["y"][-1] == 5
+        desk = set_up(crowd)
+        for page in ("/operator", f"/operator/tasks/{name}"):
+            assert "Check-ins 5 " in words_of(desk.get(page).text), page
+    rows = crowdml("task", "list", "--folder", str(tmp_path / "data"), "--json", "-").json["tasks"]
+    assert [(each["check_ins"], each["devices"]) for each in rows if each["name"] == TASK.name] == [(5, 5)]
+    with open_crowd(tmp_path / "data", TASK) as again:
+        hosted = next(each for each in again.running.hub.hosted() if each.task == TASK)
+        assert hosted.check_ins == 5, "after a restart as before"
 
 
 def test_a_study_without_masks_speaks_of_none(busy: Crowd):

@@ -90,7 +90,8 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
     rows: list[dict[str, Any]] = []
     with open_store(folder or Path("crowdml-server"), database) as store:
         for each in store.tasks():
-            check_ins, devices = store.head(each.hash).index, len(store.last_seq(each.hash))
+            check_ins = store.head(each.hash).index - store.totals_count(each.hash)
+            devices = len(store.last_seq(each.hash))
             rows.append({"name": each.name, "hash": each.hash.hex(), "state": each.state, "closed": each.closed,
                          "check_ins": check_ins, "devices": devices})  # fmt: skip
             whom = "those who joined" if each.closed else "anyone"

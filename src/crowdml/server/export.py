@@ -56,7 +56,7 @@ def export_model(store: Store, task: bytes) -> Exported:
         task=runner.task,
         weights=runner.fold.weights,
         version=runner.offer.version,
-        check_ins=runner.index - runner.totals,
+        check_ins=runner.check_ins,
         devices=len(lasts),
         most=most,
         sample_epsilon=priced.sample_epsilon(uses) if most else 0.0,

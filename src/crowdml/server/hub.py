@@ -620,7 +620,7 @@ class Hub:
 
     def hosted(self) -> list[Hosted]:
         return [
-            Hosted(runner.task, self.states[hash_], runner.offer, runner.index, runner.reason)
+            Hosted(runner.task, self.states[hash_], runner.offer, runner.check_ins, runner.reason)
             for hash_, runner in self.runners.items()
         ]
 

@@ -26,7 +26,7 @@ class Moment:
 
 def record(store: Store, runner: TaskRunner, at: str) -> None:
     """Keep how the task stands now. In the writing thread: nothing is applied meanwhile."""
-    tally = runner.fold.protocol.progress(runner.task, runner.fold.state) or Tally(runner.index)
+    tally = runner.fold.protocol.progress(runner.task, runner.fold.state) or Tally(runner.check_ins)
     plain = {
         "check_ins": tally.check_ins,
         "devices": store.contributors(runner.task.hash),

@@ -139,6 +139,11 @@ class TaskRunner:
     def reason(self) -> str | None:
         return self.fold.reason
 
+    @property
+    def check_ins(self) -> int:
+        """What devices gave: the journal without the server's own entries."""
+        return self.index - self.totals
+
     def _catch_up(self) -> None:
         """The state from the last snapshot and every body since. No noise is drawn; the bits are those of before."""
         hash_ = self.task.hash

@@ -71,14 +71,15 @@ def lately(hub: Hub, hosted: Hosted) -> Lately:
     store, hash_ = hub.store, hosted.task.hash
     now = datetime.fromisoformat(hub.clock())
     then = [(now - timedelta(minutes=ago)).isoformat() for ago in (5, 60)]
-    five, hour = (index_before(store, hash_, each) for each in then)
-    index = max(hosted.check_ins, hour)
+    places = [index_before(store, hash_, each) for each in then]
+    five, hour = (place - store.totals_count(hash_, place) for place in places)
+    given = max(hosted.check_ins, hour)
     return Lately(
         latest_arrival(store, hash_),
-        (index - five) / 5,
-        index - hour,
-        recent_devices(store, hash_, hour) if index > hour else 0,
-        _staleness(hub, store, hash_, index),
+        (given - five) / 5,
+        given - hour,
+        recent_devices(store, hash_, places[1]) if given > hour else 0,
+        _staleness(hub, store, hash_, given),
     )
 
 

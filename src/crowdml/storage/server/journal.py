@@ -323,9 +323,11 @@ class Journal(Database):
                 return
             after_index = page[-1].at
 
-    def totals_count(self, task: bytes) -> int:
-        """How many entries of the server's own there are."""
+    def totals_count(self, task: bytes, up_to: int | None = None) -> int:
+        """How many entries of the server's own there are, or are among the first `up_to`."""
         query = sa.select(sa.func.max(journal.c.seq)).where(journal.c.device == SERVER_NUMBER)
+        if up_to is not None:
+            query = query.where(journal.c.index <= up_to)
         with self.reading() as connection:
             return int(connection.execute(query.where(journal.c.task == task_number(connection, task))).scalar() or 0)
 

@@ -212,7 +212,7 @@ def _statement(packed: bytes | None) -> Statement | None:
 
 
 def index_before(store: Store, hash_: bytes, time: str) -> int:
-    """How many check-ins of a task had arrived before `time`: a few reads, for entries lie in order of arrival."""
+    """How many entries of a task had arrived before `time`: a few reads, for they lie in order of arrival."""
     with store.reading() as connection:
         number = task_number(connection, hash_)
 
