@@ -1,4 +1,4 @@
-"""Records are frozen dataclasses, whenever their methods are made."""
+"""Records are dataclasses, frozen unless they say otherwise, whenever their methods are made."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ def test_a_record_shows_its_fields_before_the_first_one_is_made():
     assert dataclasses.is_dataclass(Charge)
     assert Late("gradient", days=3) == Late("gradient", 1, [], 3)
     assert Late("gradient") != Charge("gradient")
+
+
+def test_a_record_may_be_changed_or_be_equal_to_itself_alone_where_it_says_so():
+    @record(frozen=False)
+    class Counts:
+        check_ins: int = 0
+
+    @record(eq=False)
+    class Role:
+        name: str
+
+    counts = Counts()
+    counts.check_ins += 1
+    assert counts == Counts(1)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(counts)
+    role = Role("device")
+    assert role != Role("device")
+    assert {role: 1}[role] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        role.name = "server"
 
 
 def test_records_hash_by_their_fields():

@@ -8,7 +8,6 @@ device, or ten thousand in a compiled loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any, Generic, TypeVar
@@ -104,7 +103,7 @@ class Context:
 Handler = Callable[[Task, Any, Any, Context], Step[Any]]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Role:
     """One side of a protocol: its first step, and a handler for each type of event."""
 
@@ -173,7 +172,7 @@ def _unremarkable(task: Task) -> tuple[str, ...]:
     return ()
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Protocol:
     """`mechanisms` is the privacy plan: quote, ledger, the owner's sentence, docs and audit all read it."""
 

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -162,7 +162,7 @@ class StopRule:
             raise TaskError(f"stop.error = {float(self.error):g}: an error rate between 0 and 1.")
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Task:
     """A learning problem: a protocol and its public parameters. Equal if and only if the hash is equal."""
 

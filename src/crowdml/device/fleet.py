@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 import numpy as np
@@ -82,7 +82,7 @@ class Summary:
     problems: dict[str, int]
 
 
-@dataclass
+@record(frozen=False)
 class Fleet:
     """The devices of one folder on one task. `single`: the folder of one device, as `join` makes it."""
 

@@ -18,7 +18,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -102,7 +102,7 @@ class Ending:
     reason: str
 
 
-@dataclass
+@record(frozen=False)
 class Counts:
     """What happened, for people: no sample is in it."""
 
@@ -212,7 +212,7 @@ class Commits:
                 future.set_exception(failure or RuntimeError("a write was lost"))
 
 
-@dataclass
+@record(frozen=False)
 class Offers:
     """The publication that was read last, by its bytes: devices of one process that are offered the same read it once.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from crowdml.arrays import Integers
@@ -24,7 +24,7 @@ class Passage:
     part: Rows
 
 
-@dataclass
+@record(frozen=False)
 class Door:
     """One step's door. A new one stands in every step, so that what was let out before is not let out again.
 

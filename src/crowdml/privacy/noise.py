@@ -15,7 +15,6 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
@@ -187,7 +186,7 @@ class Silence:
         return np.zeros(np.shape(like), np.int32)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Tabled:
     """A law, and the thresholds of the first look: up to 2.6 MB at sigma = 2^15, a few hundred bytes at 1.
 

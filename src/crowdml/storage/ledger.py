@@ -16,7 +16,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
@@ -150,7 +150,7 @@ class Waiting:
     body: bytes
 
 
-@dataclass
+@record(frozen=False)
 class _Seen:
     """What the charges of a device add up to: of one task, or of all."""
 
@@ -158,7 +158,7 @@ class _Seen:
     given: Coverage
 
 
-@dataclass
+@record(frozen=False)
 class _Memory:
     """What one device's rows say, as far as it was asked for. It is forgotten whenever it may not be so any more."""
 
@@ -172,7 +172,7 @@ class _Memory:
     """The next one of a task."""
 
 
-@dataclass
+@record(frozen=False)
 class _Shared:
     """What the views of one file have in common."""
 
