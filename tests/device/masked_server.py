@@ -32,7 +32,7 @@ from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import Receipt, chain_next, chain_start
 from crowdml.wire.requests import parse_authorization
-from crowdml.wire.rounds import RoundView
+from crowdml.wire.rounds import RoundView, publication_hash
 
 MASKED = """
 name = "{name}"
@@ -160,7 +160,7 @@ class RoundServer:
             self.close(number)
 
     def close(self, number: int) -> None:
-        self._set(core.close(self.terms, self.rounds[number]))
+        self._set(core.close(self.terms, self.rounds[number], publication_hash(*self.publication)))
 
     # --- what is asked ---
 

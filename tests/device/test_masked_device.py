@@ -323,6 +323,26 @@ def test_a_lie_is_told_to_the_owner_and_ends_that_round_alone(tmp_path, vectors,
     check_sums(server, vectors)
 
 
+def test_a_device_that_is_shown_another_model_than_its_cohort_is_in_no_sum(tmp_path, vectors):
+    """It has the right shape, so the device works with it; its masks are then those of no one else."""
+
+    async def story(server, crowd):
+        me = crowd.id(4)
+        version, kind, body = server.publication
+        other = (version, kind, body[:-1] + bytes([body[-1] ^ 1]))
+        server.lie = lambda device, view: (
+            replace(view, publication=other) if device == me and view.publication else view
+        )
+        await asyncio.gather(*(crowd.run(n) for n in range(5)))
+        assert any("did not take this device's part" in text for text in crowd.said[4])
+        assert drawn_in(crowd.of(4), server.task) == 1
+
+    server = play(tmp_path, masked_task(lease=2.0), story)
+    assert server.summed == [1]
+    assert len(server.survivors(1)) == 4
+    check_sums(server, vectors)
+
+
 def test_a_server_that_lies_in_round_after_round_loses_the_device(tmp_path):
     async def story(server, crowd):
         me = crowd.id(4)

@@ -24,6 +24,8 @@ MASKS, LIES = "tests/secagg/test_masks.py::", "tests/secagg/test_lies.py::"
 HTTP_ROUNDS, PHASES = (f"tests/server/test_masked_{name}.py::" for name in ("rounds", "phases"))
 ROUNDS, SHARES, GRAPH = (f"tests/secagg/test_{name}.py::" for name in ("rounds", "shamir", "graph"))
 
+DEVICE = "tests/device/test_masked_device.py::"
+
 MOMENTS, MOVED = "privacy/moments.py", "tests/privacy/test_moments.py::"
 GRAM = "tests/protocols/test_gram.py::"
 SHARED, COHORTS = "tests/privacy/test_skellam.py::", "tests/sim/test_cohorts.py::"
@@ -739,6 +741,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "if rest or not terms.smallest <= devices <= terms.largest:",
         "if rest:",
         f"{LIES}test_G11_a_cohort_of_one_is_refused",
+    ),
+    Mutant(
+        "any publication under one mask",
+        "secagg/cohort.py",
+        "pack([self.hash, publication, sharers])",
+        "pack([self.hash, sharers])",
+        f"{LIES}test_a_different_publication_to_one_device_leaves_its_vector_and_the_sum_masked",
+    ),
+    Mutant(
+        "the publication's version stands for it",
+        "wire/rounds.py",
+        "pack([version, kind, body])",
+        "pack([version, kind])",
+        f"{DEVICE}test_a_device_that_is_shown_another_model_than_its_cohort_is_in_no_sum",
     ),
     Mutant(
         "a cohort without oneself",

@@ -17,7 +17,7 @@ from crowdml.secagg.server import ServerRound
 from crowdml.secagg.terms import Field, Terms
 from crowdml.wire.keys import Key
 
-TASK = hashlib.sha256(b"a task").digest()
+TASK, MODEL = hashlib.sha256(b"a task").digest(), hashlib.sha256(b"a model").digest()
 FIELDS = (Field("gradient", 5, 32, 1000, 10), Field("counts", 2, 64, 1000, 10))
 KIND = {
     "advertise": "secagg/advert/1",
@@ -50,6 +50,8 @@ class Crowd:
     round: int = 1
     devices: dict[str, DeviceRound] = field(default_factory=dict)
     log: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    shown: dict[str, bytes] = field(default_factory=dict)
+    """Hashes of the publications that devices were shown, where it is not MODEL."""
 
     def __post_init__(self) -> None:
         self.keys = {
@@ -83,7 +85,7 @@ class Crowd:
             case "secagg/cohort/1":
                 return device.share(self.terms, state, message)
             case "secagg/held/1":
-                held = device.hold(self.terms, state, message)
+                held = device.hold(self.terms, state, message, self.shown.get(one, MODEL))
                 return device.mask(self.terms, DeviceRound.decode(held.encode()), self.vectors[one])
             case "secagg/survivors/1":
                 return device.agree(self.terms, state, self.keys[one], message)
@@ -106,7 +108,7 @@ class Crowd:
             self.server = server.hear(self.terms, self.server, one, message)
 
     def close(self) -> None:
-        self.server = ServerRound.decode(server.close(self.terms, self.server).encode())
+        self.server = ServerRound.decode(server.close(self.terms, self.server, MODEL).encode())
 
     def go_to(self, phase: str, missing: Iterable[str] = ()) -> None:
         """Everybody plays along until the server is at `phase`; `missing` deliver no masked vector."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from masked_crowd import TASK, Crowd, coins, refused, terms
+from masked_crowd import MODEL, TASK, Crowd, coins, refused, terms
 from test_masks import chi_square_of, too_far
 
 from crowdml.secagg import device, masks, ring, server
@@ -182,8 +182,8 @@ def test_devices_that_were_shown_different_cohorts_cannot_open_one_anothers_shar
     ids = sorted(world.adverts)
     for index, one in enumerate(ids):  # the server mixes the letters of both worlds
         world = replace(world, shares={**world.shares, index: sealed[one].sealed})
-    world = server.close(crowd.terms, world)
-    crowd.devices[reader] = device.hold(crowd.terms, crowd.devices[reader], told_by(crowd, world, reader))
+    world = server.close(crowd.terms, world, MODEL)
+    crowd.devices[reader] = device.hold(crowd.terms, crowd.devices[reader], told_by(crowd, world, reader), MODEL)
     opened = members(crowd.devices[reader].opened, 8)
     same = [one in halves[0] for one in ids if one != reader]
     assert opened.tolist() == same
@@ -283,6 +283,70 @@ def test_devices_that_were_shown_different_deliverers_share_no_mask_and_no_signa
     assert "0 other devices signed" in refused(lambda: crowd.answer(crowd.ids[0], agreements))
 
 
+# --- the publication ---
+
+
+OTHER = hashlib.sha256(b"a model for one device alone").digest()
+
+
+def shown_another(*victims: int, **more) -> Crowd:
+    """The server shows these devices another model than the rest, and takes what all of them send."""
+    crowd = Crowd(terms(**more), 8)
+    crowd.shown = {crowd.ids[at]: OTHER for at in victims}
+    crowd.go_to("mask")
+    crowd.tell()
+    for at, one in enumerate(crowd.ids):
+        crowd.log[one, "secagg/masked/1"] = crowd.devices[one].sent
+        body = decode(Masked, crowd.devices[one].sent).body
+        hashed = hashlib.sha256(body).digest()
+        total = server.add(crowd.terms, crowd.server.body, body)
+        crowd.server = replace(crowd.server, masked={**crowd.server.masked, at: hashed}, body=total)
+    crowd.close()
+    crowd.tell()
+    signatures = {at: decode(Agreement, crowd.devices[one].sent).signature for at, one in enumerate(crowd.ids)}
+    crowd.server = replace(crowd.server, agreements=signatures)
+    return crowd
+
+
+def hears_all_signatures(crowd: Crowd, one: str) -> bool:
+    """Whether this device reveals when it is shown what everybody signed."""
+    signed = b"".join(crowd.server.agreements[at] for at in range(8))
+    try:
+        crowd.answer(one, Agreements(1, chosen(crowd, crowd.ids), signed))
+    except device.Refused:
+        return False
+    return True
+
+
+def test_a_different_publication_to_one_device_leaves_its_vector_and_the_sum_masked():
+    """The others reveal every seed, the victim's too. Between the victim and each of them the masks do not cancel."""
+    crowd = shown_another(0, fields=(Field("v", 250_000, 32, 100, 0),))
+    victim = crowd.ids[0]
+    roots = {one: crowd.devices[one].root for one in crowd.ids}
+    vector = decode(Masked, crowd.log[victim, "secagg/masked/1"])
+    honest = replace(crowd.server, phase="mask", masked={})
+    assert "hash of this cohort" in refused(lambda: server.hear(crowd.terms, honest, victim, vector))
+    assert [hears_all_signatures(crowd, one) for one in crowd.ids] == [False] + [True] * 7
+    views = {one: crowd.roster.view(crowd.server.sharers, crowd.shown.get(one, MODEL)) for one in crowd.ids}
+    seeds = {one: device._secrets(roots[one], TASK, 1)[2] for one in crowd.ids}
+    keys = {one: masks.self_key(seeds[one], Binding(TASK, 1, views[one]).salt, one, "v") for one in crowd.ids}
+    total = ring.from_bytes(crowd.server.body, 32, 250_000).copy()
+    masks.add_stream(total, [(key, -1) for key in keys.values()])
+    alone = ring.from_bytes(vector.body, 32, 250_000).copy()
+    masks.add_stream(alone, [(keys[victim], -1)])
+    assert chi_square_of(total) < too_far(255)
+    assert chi_square_of(alone) < too_far(255)
+
+
+@pytest.mark.parametrize("others", range(1, 8))
+def test_of_two_publications_in_one_cohort_one_at_most_finds_devices_that_reveal(others: int):
+    crowd = shown_another(*range(others))
+    revealed = [hears_all_signatures(crowd, one) for one in crowd.ids]
+    quorum = crowd.terms.plan(8).quorum
+    assert sum(revealed[:others]) == (others if others > quorum else 0)
+    assert sum(revealed[others:]) == (8 - others if 8 - others > quorum else 0)
+
+
 # --- survivors ---
 
 
@@ -327,7 +391,7 @@ def test_different_survivors_for_different_devices_find_no_second_quorum_even_wi
     colluder, honest = crowd.ids[0], crowd.ids[1:7]
     signed: tuple[dict[str, bytes], dict[str, bytes]] = ({}, {})
     for at_, survivors in enumerate(lists):
-        text = survivors_bytes(TASK, 1, crowd.roster.view(crowd.server.sharers), survivors)
+        text = survivors_bytes(TASK, 1, crowd.roster.view(crowd.server.sharers, MODEL), survivors)
         signed[at_][colluder] = crowd.keys[colluder].sign(text)
     for index, one in enumerate(honest):
         which = int(index >= first - 1)
@@ -381,7 +445,7 @@ def test_a_missing_device_called_survivor_leaves_the_sum_masked_until_its_own_me
     crowd.close()
     assert crowd.server.phase == "abandoned"  # the honest check: no sum of the survivors looks like this
     seeds = {one: device._secrets(crowd.devices[crowd.ids[0]].root, TASK, 1)[2] for one in crowd.ids[:1]}
-    salt = Binding(TASK, 1, crowd.roster.view(crowd.server.sharers)).salt
+    salt = Binding(TASK, 1, crowd.roster.view(crowd.server.sharers, MODEL)).salt
     late = ring.from_bytes(decode(Masked, crowd.devices[crowd.ids[0]].sent).body, 32, 250_000).copy()
     masks.add_stream(late, [(masks.self_key(seeds[crowd.ids[0]], salt, crowd.ids[0], "v"), -1)])
     assert chi_square_of(late) < too_far(255)

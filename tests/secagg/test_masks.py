@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from masked_crowd import TASK, Crowd, refused, terms
+from masked_crowd import MODEL, TASK, Crowd, refused, terms
 from scipy import stats
 
 from crowdml.errors import TaskError
@@ -99,7 +99,7 @@ def test_G9_the_same_keys_in_another_round_cohort_or_task_give_another_mask():
 def test_G8_pairwise_masks_do_not_vanish_and_cancel_in_the_sum():
     """Without its self-mask a message is still uniform, and all of them together are the plain sum."""
     crowd = masked_crowd()
-    salt = Binding(TASK, 1, crowd.roster.view(crowd.server.sharers)).salt
+    salt = Binding(TASK, 1, crowd.roster.view(crowd.server.sharers, MODEL)).salt
     total = np.zeros(LENGTH, "<u4")
     for one in crowd.ids:
         vector = masked(crowd, one)
@@ -148,7 +148,7 @@ def test_G10_a_late_message_after_reconstruction_is_uniform_given_all_that_the_s
     secrets = server._rebuild(held, roster, adverts, sharers, survivors)
     pair = secrets[0]
     assert masks.public_of(pair) == adverts[0].pair
-    salt = Binding(TASK, 1, roster.view(held.sharers)).salt
+    salt = Binding(TASK, 1, roster.view(held.sharers, MODEL)).salt
     private = masks.X25519PrivateKey.from_private_bytes(pair)
     keys = [
         (masks.pair_key(masks.agree(private, adverts[peer].pair), salt, roster.ids[0], roster.ids[peer], "v"), -1)

@@ -25,7 +25,7 @@ from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import parse_authorization
-from crowdml.wire.rounds import RoundView, open_view
+from crowdml.wire.rounds import RoundView, open_view, publication_hash
 from crowdml.wire.statements import Statement
 
 TEXT = """
@@ -139,7 +139,8 @@ class MaskedDevice:
                 self.state = core.share(self.terms, state, message)  # pyright: ignore[reportArgumentType]
             case "secagg/held/1":
                 assert view.publication is not None
-                held = core.hold(self.terms, state, message)  # pyright: ignore[reportArgumentType]
+                hashed = publication_hash(*view.publication)
+                held = core.hold(self.terms, state, message, hashed)  # pyright: ignore[reportArgumentType]
                 mine = self.seqs[view.round] = self.vectors(view.round) if vectors is None else vectors
                 self.state = core.mask(self.terms, held, mine)
                 return self.check_in()

@@ -47,7 +47,7 @@ from crowdml.wire.requests import (
     enrol,
     owner_link,
 )
-from crowdml.wire.rounds import LARGEST_VIEW, PHASES, RoundView
+from crowdml.wire.rounds import LARGEST_VIEW, PHASES, RoundView, publication_hash
 from crowdml.wire.statements import Statement
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
@@ -341,13 +341,15 @@ def rounds() -> Any:
     here = summer.begin(7)
     there: dict[str, masker.DeviceRound] = {}
     gone = sorted(crowd)[2]
+    offered = (3, "sgd/params/1", b"\x80")
+    hashed = publication_hash(*offered)
 
     def deliver(kind: str) -> None:
         nonlocal here
         for one in sorted(there):
             said.append({"from": one, "to": SERVER, "kind": kind, "body": there[one].sent.hex()})
             here = summer.hear(terms, here, one, open_message(kind, there[one].sent))
-        here = summer.close(terms, here)
+        here = summer.close(terms, here, hashed)
 
     def tell(step: Any) -> None:
         for one in sorted(there):
@@ -356,16 +358,16 @@ def rounds() -> Any:
             body = pack_secagg(message)
             said.append({"from": SERVER, "to": one, "kind": message.kind, "body": body.hex()})
             if one == sorted(there)[0]:
-                published = (3, "sgd/params/1", b"\x80") if here.phase == "mask" else None
+                published = offered if here.phase == "mask" else None
                 view(RoundView(7, here.phase, message.kind, body, 30_000, 150, published))
             there[one] = step(one, there[one], message)
 
     def view(made: RoundView) -> None:
         version, kind, body = made.publication or (None, None, b"")
-        offered = None if version is None else {"version": version, "kind": kind, "body": body.hex()}
+        shown = None if version is None else {"version": version, "kind": kind, "body": body.hex()}
         views.append({
             "round": made.round, "phase": made.phase, "kind": made.kind, "body": made.body.hex(), "closes": made.closes,
-            "wait": made.wait, "publication": offered, "why": made.why, "encoded": made.encode().hex(),
+            "wait": made.wait, "publication": shown, "why": made.why, "encoded": made.encode().hex(),
         })  # fmt: skip
 
     view(RoundView(7, "advertise", closes=60_000, wait=5_000, why="0 of 4 to 5 devices are here"))
@@ -374,7 +376,7 @@ def rounds() -> Any:
     deliver("secagg/advert/1")
     tell(lambda one, state, message: masker.share(terms, state, message))
     deliver("secagg/shares/1")
-    tell(lambda one, state, message: masker.mask(terms, masker.hold(terms, state, message), vectors[one]))
+    tell(lambda one, state, message: masker.mask(terms, masker.hold(terms, state, message, hashed), vectors[one]))
     del there[gone]
     deliver("secagg/masked/1")
     tell(lambda one, state, message: masker.agree(terms, state, crowd[one][1], message))
@@ -395,7 +397,7 @@ def rounds() -> Any:
              "vectors": {tag: vector.tolist() for tag, vector in vectors[one].items()}}
             for one in sorted(crowd)
         ],
-        "missing": gone, "messages": said,
+        "missing": gone, "publication_hash": hashed.hex(), "messages": said,
         "sum": {tag: found.tolist() for tag, found in summer.sums(terms, here).items()},
         "largest_view": LARGEST_VIEW, "views": views,
     }  # fmt: skip

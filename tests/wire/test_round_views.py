@@ -15,7 +15,7 @@ from crowdml.secagg.messages import KINDS, open_message
 from crowdml.secagg.messages import encode as pack_secagg
 from crowdml.secagg.terms import Field, Terms
 from crowdml.wire.problems import Problem
-from crowdml.wire.rounds import PHASES, RoundView, open_view
+from crowdml.wire.rounds import PHASES, RoundView, open_view, publication_hash
 
 VECTORS = json.loads((SPEC / "vectors" / "rounds.json").read_text(encoding="utf-8"))
 times = st.integers(0, 10**12)
@@ -69,6 +69,10 @@ def test_the_vectors_of_a_round_lead_to_its_sum_and_every_message_has_one_encodi
     named = {name: VECTORS[name] for name in ("smallest", "largest", "survivors", "colluders")}
     terms = Terms(bytes.fromhex(VECTORS["task"]), fields, **named)
     state = server.begin(VECTORS["round"])
+    shown = next(open_view(bytes.fromhex(row["encoded"])).publication for row in VECTORS["views"] if row["publication"])
+    assert shown is not None
+    offered = publication_hash(*shown)
+    assert offered.hex() == VECTORS["publication_hash"]
     phase = {"secagg/advert/1": "advertise", "secagg/shares/1": "share", "secagg/masked/1": "mask",
              "secagg/agreement/1": "agree", "secagg/reveal/1": "reveal"}  # fmt: skip
     for row in VECTORS["messages"]:
@@ -76,11 +80,11 @@ def test_the_vectors_of_a_round_lead_to_its_sum_and_every_message_has_one_encodi
         assert pack_secagg(message).hex() == row["body"]
         if row["from"] == "server":
             if phase.get(row["kind"]) is None and state.phase != _tells(row["kind"]):
-                state = server.close(terms, state)
+                state = server.close(terms, state, offered)
             assert server.tell(terms, state, row["to"]) == message
         else:
             if state.phase != phase[row["kind"]]:
-                state = server.close(terms, state)
+                state = server.close(terms, state, offered)
             state = server.hear(terms, state, row["from"], message)
     state = server.close(terms, state)
     assert {tag: found.tolist() for tag, found in server.sums(terms, state).items()} == VECTORS["sum"]

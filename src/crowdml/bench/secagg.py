@@ -30,6 +30,7 @@ from crowdml.wire.keys import Key
 
 TASK = bytes(32)
 ROUND = 1
+PUBLICATION = bytes(32)
 PEER = Peer("Flower", "flwr", "run_flower_secagg.py", seconds=300.0)
 GOALS = {"device": 25.0, "server": 0.5, "server-dropout": 1.5, "device-1000": 40.0, "bytes": 1.1}
 
@@ -179,7 +180,7 @@ class Round:
         began = time.process_time()
         for one, data in self.heard[kind].items():
             self.server = server.hear(self.terms, self.server, one, open_message(kind, data))
-        self.server = server.close(self.terms, self.server)
+        self.server = server.close(self.terms, self.server, PUBLICATION)
         self._took(name, began, 1)
 
     def _tell(self, step: Callable[[str, Any], DeviceRound], name: str) -> None:
@@ -198,7 +199,7 @@ class Round:
         return device.share(self.terms, self.devices[one], message)
 
     def _hold(self, one: str, message: Any) -> DeviceRound:
-        return device.hold(self.terms, self.devices[one], message)
+        return device.hold(self.terms, self.devices[one], message, PUBLICATION)
 
     def _agree(self, one: str, message: Any) -> DeviceRound:
         return device.agree(self.terms, self.devices[one], self.keys[one], message)

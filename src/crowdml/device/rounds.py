@@ -30,7 +30,7 @@ from crowdml.storage import Ledger, Round
 from crowdml.wire.envelopes import sign
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
-from crowdml.wire.rounds import PHASES, RoundView, open_view
+from crowdml.wire.rounds import PHASES, RoundView, open_view, publication_hash
 from crowdml.wire.statements import Statement
 
 if TYPE_CHECKING:
@@ -208,9 +208,9 @@ class Rounds:
         if isinstance(message, Cohort):
             await self._keep(device.share(self.terms, state, message))
         elif isinstance(message, Held):
-            held = device.hold(self.terms, state, message)
             if draw is None or view.publication is None:
                 raise Refused("The server names no publication for this cohort.")
+            held = device.hold(self.terms, state, message, publication_hash(*view.publication))
             if not await draw(view.publication, held):
                 self._phase = MASKED
                 raise _Over("the server did not take this device's part; what was drawn stays charged")

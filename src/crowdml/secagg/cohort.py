@@ -44,9 +44,10 @@ class Roster:
     def _places(self) -> dict[str, int]:
         return {device: place for place, device in enumerate(self.ids)}
 
-    def view(self, sharers: bytes) -> bytes:
-        """The hash of the cohort and of who delivered shares: masks and signatures are bound to it."""
-        return hashlib.sha256(b"crowdml/secagg/view/1" + self.hash + sharers).digest()
+    def view(self, sharers: bytes, publication: bytes) -> bytes:
+        """The hash of the cohort, of who delivered shares, and of what all of them work with, which is given by its own
+        hash: masks and signatures are bound to it."""
+        return hashlib.sha256(b"crowdml/secagg/view/1" + pack([self.hash, publication, sharers])).digest()
 
 
 def pack_roster(adverts: Iterable[Advert]) -> bytes:

@@ -64,6 +64,7 @@ class DeviceRound:
     roster: bytes = binary()
     adverts: bytes = binary()
     sharers: bytes = binary()
+    publication: bytes = binary()  # its hash
     opened: bytes = binary()
     shares: bytes = binary()
     survivors: bytes = binary()
@@ -95,7 +96,7 @@ def advertise(
     root = entropy(32)
     pair, seal, seed = _secrets(root, terms.task, round)
     advert = Advert.make(terms.task, round, key, masks.public_of(pair), masks.public_of(seal), seed_commitment(seed))
-    return DeviceRound(key.id, round, ADVERTISED, root, b"", b"", b"", b"", b"", b"", encode(advert))
+    return DeviceRound(key.id, round, ADVERTISED, root, b"", b"", b"", b"", b"", b"", b"", encode(advert))
 
 
 def share(terms: Terms, state: DeviceRound, message: Cohort) -> DeviceRound:
@@ -131,8 +132,11 @@ def share(terms: Terms, state: DeviceRound, message: Cohort) -> DeviceRound:
     )
 
 
-def hold(terms: Terms, state: DeviceRound, message: Held) -> DeviceRound:
+def hold(terms: Terms, state: DeviceRound, message: Held, publication: bytes) -> DeviceRound:
     """Take the neighbours' shares. Nothing is said; now the device may draw its noise and mask.
+
+    `publication` is the hash of what this device was shown to work with. Masks and signatures are bound to it: with
+    whoever was shown another one this device shares no mask, and agrees to nothing.
 
     A letter that does not open is left out: one bad neighbour must not keep this device from taking part.
     """
@@ -160,6 +164,7 @@ def hold(terms: Terms, state: DeviceRound, message: Held) -> DeviceRound:
         state,
         phase=HELD,
         sharers=message.sharers,
+        publication=publication,
         opened=bitmap([content is not None for content in opened]),
         shares=b"".join(content or bytes(sealed.CONTENT_SIZE) for content in opened),
         sent=b"",
@@ -171,11 +176,12 @@ def mask(terms: Terms, state: DeviceRound, vectors: Mapping[str, Integers]) -> D
     if state.phase != HELD:
         raise Refused(f"This device has {state.phase} in round {state.round}; it masks once, after it holds shares.")
     roster, _ = _roster(terms, state)
-    salt = Binding(terms.task, state.round, roster.view(state.sharers)).salt
+    view = roster.view(state.sharers, state.publication)
+    salt = Binding(terms.task, state.round, view).salt
     pair, _, seed = _secrets(state.root, terms.task, state.round)
     secrets = pair_secrets(terms, state, X25519PrivateKey.from_private_bytes(pair))
     body = mask_vectors(terms, vectors, salt, state.me, seed, secrets)
-    sent = encode(Masked(state.round, roster.view(state.sharers), body))
+    sent = encode(Masked(state.round, view, body))
     return replace(state, phase=MASKED, sent=sent)
 
 
@@ -221,7 +227,8 @@ def agree(terms: Terms, state: DeviceRound, key: Key, message: Survivors) -> Dev
             f"{int(survivors.sum())} survivors, {around} of them neighbours; {roster.plan.survivors} and "
             f"{roster.plan.threshold} are needed. No share was revealed."
         )
-    signature = key.sign(survivors_bytes(terms.task, state.round, roster.view(state.sharers), message.survivors))
+    view = roster.view(state.sharers, state.publication)
+    signature = key.sign(survivors_bytes(terms.task, state.round, view, message.survivors))
     return replace(state, phase=AGREED, survivors=message.survivors, sent=encode(Agreement(state.round, signature)))
 
 
@@ -236,7 +243,8 @@ def reveal(terms: Terms, state: DeviceRound, message: Agreements) -> DeviceRound
     signers = members(message.signers, len(roster))
     if len(message.signatures) != int(signers.sum()) * SIGNATURE_SIZE:
         raise Refused(f"{int(signers.sum())} signatures are announced; these are not as many.")
-    signed = survivors_bytes(terms.task, state.round, roster.view(state.sharers), state.survivors)
+    view = roster.view(state.sharers, state.publication)
+    signed = survivors_bytes(terms.task, state.round, view, state.survivors)
     found = 0
     for at, signer in enumerate(np.flatnonzero(signers).tolist()):
         if signer == own or not survivors[signer] or found >= roster.plan.quorum:

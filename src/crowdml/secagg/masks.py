@@ -3,9 +3,10 @@
     k_ij = HKDF-SHA256(X25519(i, j), salt = H(task, round, view), info = "pair", i, j, tag),  i < j
     masked_i = value_i + PRG(self_i) + sum over neighbours j of sign(i, j) PRG(k_ij),  sign = +1 if i < j else -1
 
-`view` is the hash of the cohort and of who delivered shares, so that devices which were shown different ones share no
-mask. A tag per vector keeps two vectors of one message apart (review, G8, G9). The PRG is AES-256 in counter mode: on a
-processor with AES instructions 65 microseconds per 100,000 elements of 32 bits, where ChaCha20 takes 130.
+`view` is the hash of the cohort, of who delivered shares and of the publication that they work with, so that devices
+which were shown different ones share no mask. A tag per vector keeps two vectors of one message apart (review, G8, G9).
+The PRG is AES-256 in counter mode: on a processor with AES instructions 65 microseconds per 100,000 elements of 32
+bits, where ChaCha20 takes 130.
 """
 
 from __future__ import annotations

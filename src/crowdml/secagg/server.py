@@ -75,6 +75,7 @@ class ServerRound:
     roster: bytes = binary()
     shares: Mapping[int, bytes] = table()
     sharers: bytes = binary()
+    publication: bytes = binary()  # the hash of what this cohort works with
     masked: Mapping[int, bytes] = table()  # hashes
     body: bytes = binary()  # the sum of masked vectors, then of the vectors
     survivors: bytes = binary()
@@ -94,7 +95,7 @@ class ServerRound:
 
 def begin(round: int) -> ServerRound:  # noqa: A002  our word
     """Open a round; the number must be above that of every earlier round of the task, abandoned ones included."""
-    return ServerRound(round, ADVERTISE, "", "", {}, b"", {}, b"", {}, b"", b"", {}, {})
+    return ServerRound(round, ADVERTISE, "", "", {}, b"", {}, b"", b"", {}, b"", b"", {}, {})
 
 
 def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> ServerRound:
@@ -122,7 +123,8 @@ def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> Ser
             return state
         if not members(state.survivors, len(roster))[own]:
             raise Refused(f"Device {sender} is not among the survivors.")
-        signed = survivors_bytes(terms.task, state.round, roster.view(state.sharers), state.survivors)
+        view = roster.view(state.sharers, state.publication)
+        signed = survivors_bytes(terms.task, state.round, view, state.survivors)
         if not verify(roster.publics[own], message.signature, signed):
             raise Refused(f"Device {sender} did not sign these survivors.")
         return replace(state, agreements={**state.agreements, own: message.signature})
@@ -179,7 +181,7 @@ def _is_masked_new(terms: Terms, state: ServerRound, roster: Roster, own: int, m
         return False
     if not members(state.sharers, len(roster))[own]:
         raise Refused(f"Device {roster.ids[own]} delivered no shares in time.")
-    if message.view != roster.view(state.sharers) or len(message.body) != terms.size:
+    if message.view != roster.view(state.sharers, state.publication) or len(message.body) != terms.size:
         raise Refused(f"A masked body of this round has {terms.size:,} bytes and the hash of this cohort.")
     return True
 
@@ -296,8 +298,12 @@ def _bodies(adverts: tuple[bytes, ...]) -> list[bytes]:
     return [decode(Advert, packed).body for packed in adverts]
 
 
-def close(terms: Terms, state: ServerRound) -> ServerRound:
-    """End the phase: on to the next one with those who answered, or abandon the round."""
+def close(terms: Terms, state: ServerRound, publication: bytes = b"") -> ServerRound:
+    """End the phase: on to the next one with those who answered, or abandon the round.
+
+    `publication`: the hash of what the cohort works with from now on, where the phase of shares ends. Devices bind their
+    masks to what they were shown, so who was shown something else is in no sum.
+    """
     if state.phase == ADVERTISE:
         return _close_advertise(terms, state)
     if state.phase not in PHASES[1:-1]:
@@ -311,7 +317,7 @@ def close(terms: Terms, state: ServerRound) -> ServerRound:
                 state, "shares", f"{int(sharers.sum())} devices delivered shares; {plan.survivors} are needed"
             )
         zeros = bytes(terms.size)
-        return replace(state, phase=MASK, sharers=bitmap(sharers), body=zeros)
+        return replace(state, phase=MASK, sharers=bitmap(sharers), publication=publication, body=zeros)
     if state.phase == MASK:
         survivors = _chosen(roster, state.masked)
         if survivors.sum() < plan.survivors:
@@ -370,7 +376,7 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
             f"the secrets of {len(lost)} devices did not come back: shares are missing or wrong "
             f"({len(state.reveals)} devices revealed, {roster.plan.threshold} neighbours are needed)",
         )
-    salt = Binding(terms.task, state.round, roster.view(state.sharers)).salt
+    salt = Binding(terms.task, state.round, roster.view(state.sharers, state.publication)).salt
     pairs: list[tuple[str, str, bytes]] = []  # survivor, missing, their secret
     for missing in np.flatnonzero(sharers & ~survivors).tolist():
         private = X25519PrivateKey.from_private_bytes(secrets[missing])

@@ -24,13 +24,13 @@ from crowdml.secagg.cohort import read_roster
 from crowdml.secagg.messages import Advert, Agreement, Masked, Reveal, Shares, encode, members, open_message
 from crowdml.secagg.refusals import Refused
 from crowdml.secagg.sealed import SEALED_SIZE
-from crowdml.secagg.server import ADVERTISE, MASK, PHASES, REVEAL, SUMMED, ServerRound
+from crowdml.secagg.server import ADVERTISE, MASK, PHASES, REVEAL, SHARE, SUMMED, ServerRound
 from crowdml.secagg.terms import Terms
 from crowdml.storage.server import JournalRow, OpenRound, Publication, RoundMessage, RoundRow, Store
 from crowdml.task import Masking
 from crowdml.wire.envelopes import LARGEST_AROUND, LARGEST_BODY, Signed, open_signed
 from crowdml.wire.problems import Problem
-from crowdml.wire.rounds import RoundView
+from crowdml.wire.rounds import RoundView, publication_hash
 
 log = logging.getLogger("crowdml.server")
 
@@ -145,6 +145,7 @@ class Rounds:
             roster=kept.roster,
             sharers=kept.sharers,
             survivors=kept.survivors,
+            publication=_hash(kept.publication),
         )
         under = Under(state, kept.row, begins + self._length(state.phase), kept.publication)
         if state.phase == ADVERTISE:
@@ -401,7 +402,10 @@ class Rounds:
 
     def _close(self, under: Under) -> None:
         """The next phase of a round, on disk before anybody hears of it."""
-        was, state = under.phase, server.close(self.terms, under.state)
+        was, published = under.phase, under.publication
+        if was == SHARE:
+            published = self.offer()
+        state = server.close(self.terms, under.state, _hash(published))
         if state.phase == server.ABANDONED:
             self._end(under, state)
             return
@@ -411,7 +415,6 @@ class Rounds:
         )
         if state.sharers:
             row = replace(row, shared=_many(state.sharers, size), survived=_many(state.survivors, size))
-        published = self.offer() if state.phase == MASK else under.publication
         if published is not None:
             row = replace(row, version=published.version)
         opens = self.newest + 1 if was == ADVERTISE else None
@@ -563,6 +566,10 @@ def _told(row: RoundRow) -> tuple[str, str] | None:
         return None
     kind = "round summed" if row.phase == SUMMED else "round abandoned"
     return kind, f"round {row.number}: {row.survived} of {row.devices} devices{': ' + row.why if row.why else ''}"
+
+
+def _hash(published: Publication | None) -> bytes:
+    return b"" if published is None else publication_hash(published.version, published.kind, published.body)
 
 
 def _many(bitmap: bytes, devices: int) -> int:

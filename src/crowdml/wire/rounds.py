@@ -6,11 +6,13 @@ publication, round, wait, why. What `body` says, `crowdml.secagg` knows; here it
 
 from __future__ import annotations
 
+import hashlib
+
 from crowdml.records import record
 from crowdml.wire.envelopes import LONGEST_KIND
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
 
-__all__ = ["ENDED", "KINDS", "LARGEST_VIEW", "PHASES", "RoundView", "open_view"]
+__all__ = ["ENDED", "KINDS", "LARGEST_VIEW", "PHASES", "RoundView", "open_view", "publication_hash"]
 
 PHASES = ("advertise", "share", "mask", "agree", "reveal", "summed", "abandoned")
 ENDED = ("summed", "abandoned")
@@ -84,6 +86,11 @@ def open_view(data: bytes) -> RoundView:
     why = reader.text("why", LONGEST_WHY)
     reader.end()
     return RoundView(number, phase, kind, body, closes, wait, publication, why)
+
+
+def publication_hash(version: int, kind: str, body: bytes) -> bytes:
+    """What the masks of a cohort are bound to of the publication that it works with."""
+    return hashlib.sha256(b"crowdml/secagg/publication/1" + pack([version, kind, body])).digest()
 
 
 def _read_publication(reader: Reader) -> tuple[int, str, bytes] | None:
