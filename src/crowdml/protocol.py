@@ -98,6 +98,8 @@ class Context:
     now: float | Array = 0.0
     release: Callable[[str, Private[Any]], Release[Integers]] = _shut
     masked: Callable[[str, Private[Any]], Masked[Integers]] = _shut_masked
+    trip: int | Integers = 0
+    """How many check-ins of this task the device made before: public, for the server counts them too."""
 
 
 Handler = Callable[[Task, Any, Any, Context], Step[Any]]

@@ -488,7 +488,7 @@ class Runner:
             publication = await self._check_out()
             self.tell("checked out")
             door = Door(self._table, self.noise)
-            context = Context(self.member.key.id, SERVER, self.clock.now(), door.release)
+            context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, trip=self._seq)
             step = advance(self.protocol.device, self.task, self._state, publication, context)
             sealed = await self._write(step, door, now, self._sealed_messages(step, door))
             self._state = step.state
@@ -574,7 +574,7 @@ class Runner:
 
         heard = self._heard(publication)
         door = Door(self._table, self.noise)
-        context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, door.masked)
+        context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, door.masked, self._seq)
         step = advance(self.protocol.device, self.task, self._state, heard, context)
         vectors = self._said_under_masks(step, door)
         state = device.mask(rounds.terms, held, vectors)

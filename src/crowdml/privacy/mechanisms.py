@@ -19,7 +19,7 @@ from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Unbounded, group
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Rows
-from crowdml.privacy.sensitivity import L1, L2, Observer
+from crowdml.privacy.sensitivity import L1, L2, Adjacency, Observer
 from crowdml.records import record
 
 
@@ -76,10 +76,16 @@ class GridLaplace:
     promise: str
     observer: Observer = Observer.ANYONE
     kind: str = "discrete-laplace"
+    whole: bool = False
+    """Whether ONE contribution comes of all samples together: then it is that of the device that is replaced."""
+    adjacency: Adjacency = Adjacency.REPLACE_SAMPLE
+
+    def __post_init__(self) -> None:
+        _one_of_a_device(self)
 
     @property
     def sensitivity(self) -> L1:
-        return L1(Fraction(2 * self.clip))
+        return L1(Fraction(2 * self.clip), self.adjacency)
 
     @cached_property
     def scale(self) -> Fraction:
@@ -91,11 +97,25 @@ class GridLaplace:
 
     @property
     def device_loss(self) -> Loss:
-        return group(self.loss, self.covers.size)
+        return group(self.loss, _contributions(self))
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         total = self.grid.sum(contributions, norm="l1", clip=self.clip)
         return total + noise.discrete_laplace(self.scale, like=total)
+
+
+def _contributions(row: GridLaplace | GridGaussian | SkellamSum) -> int:
+    """How many clipped contributions a device has in its sum: one a sample, or one in all."""
+    return 1 if row.whole else row.covers.size
+
+
+def _one_of_a_device(row: GridLaplace | GridGaussian | SkellamSum) -> None:
+    """Refuse to promise a device what only holds for a sample: a sum of several contributions moves further."""
+    if row.adjacency is Adjacency.REPLACE_DEVICE and _contributions(row) != 1:
+        raise GuaranteeError(
+            f"A sum of {row.covers.size} clipped contributions moves by as many times 2 * {row.clip} steps if a device "
+            "is replaced, and the table says once. Let the device clip one contribution (`whole`)."
+        )
 
 
 @record
@@ -115,10 +135,16 @@ class GridGaussian:
     promise: str
     observer: Observer = Observer.ANYONE
     kind: str = "discrete-gaussian"
+    whole: bool = False
+    """Whether ONE contribution comes of all samples together: then it is that of the device that is replaced."""
+    adjacency: Adjacency = Adjacency.REPLACE_SAMPLE
+
+    def __post_init__(self) -> None:
+        _one_of_a_device(self)
 
     @property
     def sensitivity(self) -> L2:
-        return L2(Fraction(2 * self.clip))
+        return L2(Fraction(2 * self.clip), self.adjacency)
 
     @cached_property
     def sigma(self) -> Fraction:
@@ -130,7 +156,7 @@ class GridGaussian:
 
     @property
     def device_loss(self) -> Loss:
-        return group(self.loss, self.covers.size)
+        return group(self.loss, _contributions(self))
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         total = self.grid.sum(contributions, norm="l2", clip=self.clip)
@@ -276,17 +302,21 @@ class SkellamSum:
     promise: str
     observer: Observer = Observer.AGGREGATE
     kind: str = "skellam"
+    whole: bool = False
+    """Whether ONE contribution comes of all samples together: then it is that of the device that is replaced."""
+    adjacency: Adjacency = Adjacency.REPLACE_SAMPLE
 
     def __post_init__(self) -> None:
         _share(self)
+        _one_of_a_device(self)
 
     @property
     def sensitivity(self) -> L2:
-        return L2(Fraction(2 * self.clip))
+        return L2(Fraction(2 * self.clip), self.adjacency)
 
     @property
     def bound(self) -> int:
-        return self.covers.size * self.clip
+        return _contributions(self) * self.clip
 
     def _loss(self, samples: int, shares: int) -> Loss:
         l2 = samples * self.sensitivity.bound
@@ -298,7 +328,7 @@ class SkellamSum:
 
     @property
     def device_loss(self) -> Loss:
-        return self._loss(self.covers.size, self.honest)
+        return self._loss(_contributions(self), self.honest)
 
     @property
     def alone(self) -> Loss:
@@ -306,7 +336,7 @@ class SkellamSum:
 
     @property
     def device_alone(self) -> Loss:
-        return self._loss(self.covers.size, 1)
+        return self._loss(_contributions(self), 1)
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         _fits(self, contributions)

@@ -171,7 +171,7 @@ def _feed(holding: Holding, laid: Rounds, seed: int, batch: int, start: int, sto
     device, trip = laid.device[wanted], laid.trip[wanted]
     rows = holding.rows(device[..., None], laid.first[wanted][..., None] + np.arange(batch))
     keys = stream(seed, device, trip)
-    return holding.x[rows], holding.y[rows], keys, laid.alive[wanted]
+    return holding.x[rows], holding.y[rows], keys, trip, laid.alive[wanted]
 
 
 @dataclass(frozen=True)
@@ -193,14 +193,14 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
 
     def one_round(carry: Any, feed: Any) -> Any:
         state, offered, ended, done = carry
-        x, y, keys, alive = feed
+        x, y, keys, trips, alive = feed
 
-        def says(x: Array, y: Array, key: Array) -> dict[str, Array]:
+        def says(x: Array, y: Array, key: Array, trip: Array) -> dict[str, Array]:
             source = SeededSource(key) if noise else Silence()
-            message, _ = turn(protocol, task, Samples(x, y), offered, source, me=0)
+            message, _ = turn(protocol, task, Samples(x, y), offered, source, me=0, trip=trip)
             return masked_steps(message)
 
-        said = jax.vmap(says)(x, y, keys)
+        said = jax.vmap(says)(x, y, keys, trips)
         sums = {name: _sum(jnp.where(alive[:, None], each, 0), name in wide) for name, each in said.items()}
         devices = alive.sum().astype(jnp.int32)
         sums = jax.lax.optimization_barrier(sums)  # as on the wire: neither side is compiled into the other

@@ -139,6 +139,7 @@ def _feed(holding: Holding, schedule: Schedule, keys: Array, ring: int, start: i
         holding.x[rows],
         holding.y[rows],
         keys[wanted],
+        schedule.trip[wanted].astype(np.int32),
         schedule.version[wanted] & (ring - 1),
         wanted.astype(np.int32),
     )
@@ -167,10 +168,10 @@ def _loop(protocol: Protocol, task: Task, ring: int, noise: bool, keep_said: boo
 
     def check_in(carry: Any, feed: Any) -> Any:
         state, offered, ended = carry
-        x, y, key, late, now = feed
+        x, y, key, trip, late, now = feed
         read = jax.tree.map(lambda leaf: leaf[0] if ring == 1 else leaf[late], offered)
         source = SeededSource(key) if noise else Silence()
-        message, _ = turn(protocol, task, Samples(x, y), read, source, me=0)
+        message, _ = turn(protocol, task, Samples(x, y), read, source, me=0, trip=trip)
         message = jax.lax.optimization_barrier(message)  # as on the wire: neither side is compiled into the other
         step = advance(protocol.server, task, state, message, Context(me=SERVER, sender=0, now=now))
         step = jax.lax.optimization_barrier(step)

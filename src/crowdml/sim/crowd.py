@@ -47,10 +47,12 @@ class Holding:
         return self.population.counts * self.passes
 
 
-def turn(protocol: Protocol, task: Task, batch: Samples, publication: Any, noise: Source, me: Any) -> tuple[Any, Door]:
+def turn(
+    protocol: Protocol, task: Task, batch: Samples, publication: Any, noise: Source, me: Any, trip: Any = 0
+) -> tuple[Any, Door]:
     """A device's whole turn: it has sensed a batch, checks out, hears the publication, and says one message."""
     door = Door(protocol.mechanisms(task), noise)
-    ctx = Context(me=me, release=door.release, masked=door.masked)
+    ctx = Context(me=me, release=door.release, masked=door.masked, trip=trip)
     role = protocol.device
     state = role.start(task, ctx).state
     private = Private(batch, Rows(0, protocol.batch(task)))

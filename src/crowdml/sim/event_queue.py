@@ -79,14 +79,15 @@ class CompiledSteps(Steps):
             lambda state, message: super(CompiledSteps, self).apply(state, message, Context(me=SERVER))
         )
 
-    def _trace_hear(self, state: Any, publication: Any, key: Array) -> Step[Any]:
+    def _trace_hear(self, state: Any, publication: Any, key: Array, trip: Any) -> Step[Any]:
         door = self.door(key, self.stamp)
-        step = advance(self.protocol.device, self.task, state, publication, Context(me="", release=door.release))
+        ctx = Context(me="", release=door.release, trip=trip)
+        step = advance(self.protocol.device, self.task, state, publication, ctx)
         self.passages = door.passages
         return step
 
     def hear(self, state: Any, publication: Any, key: Array, ctx: Context) -> tuple[Step[Any], Door]:
-        step = self._hear(state, publication, key)
+        step = self._hear(state, publication, key, ctx.trip)
         door = self.door(key, self.stamp)
         door.passages.extend(self.passages)
         return step, door
@@ -209,7 +210,7 @@ def _set_out(crowd: Crowd, name: int, device: Device, now: float) -> None:
 
 def _hear(crowd: Crowd, name: int, device: Device, trip: int, load: Any, now: float) -> None:
     publication, version, arrived = load
-    ctx = Context(me=str(name), sender=SERVER, now=now)
+    ctx = Context(me=str(name), sender=SERVER, now=now, trip=np.int32(trip))
     step, door = crowd.steps.hear(device.state, publication, stream(crowd.seed, name, trip), ctx)
     device.state, device.busy = step.state, False
     device.passages.append((device.serials, list(door.passages)))

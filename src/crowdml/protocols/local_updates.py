@@ -1,0 +1,721 @@
+"""The Crowd-ML library of 2017: devices take several steps of their own between two check-ins.
+
+Hamm, Luken & Xie 2017, Algorithm 1. A device checks the weights out, takes S_d steps on minibatches of B_d of its
+samples, and checks in where it got to; the server waits for B_s of them and moves. Privacy review, section 5.
+
+Where we differ, and why:
+- What leaves is the update u, the mean of the clipped gradients along the device's own path, and not w: the public
+  rest (where the device began, the steps, the shrinking by lambda) is worked out on both sides. So |u| <= clip whatever
+  the path was (L3), the noise shrinks with the steps, and the first check-in costs what the last one does.
+- A device always begins at the published weights; no momentum, and no squares of gradients outlive a check-in (R1).
+- `privacy.unit = "device"` charges what a whole device pays for all its check-ins (L8); "sample" charges by the
+  stability of convex, smooth losses whose steps are short enough, 2 C eta / B_d for each step that uses the sample
+  (L5). Where that does not hold (a network, a kink, a clip below the slope) one sample can bend the path as far as all
+  of them: it pays so.
+- The server moves when B_s check-ins of this round are there; those of an older round do not count, and do not stand
+  in for others as in Algorithm 1, which may divide by zero (L9). Or they count, by age (Nguyen et al. 2022).
+- Weights that are no longer finite stop the task, and the last good ones stay published.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers, Samples, namespace, struct
+from crowdml.errors import TaskError
+from crowdml.messages import SERVER, Public, message
+from crowdml.models import Model, make_model
+from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, skellam_variance
+from crowdml.privacy.grid import COUNTS, Grid
+from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
+from crowdml.privacy.mechanisms import (
+    Exposed,
+    GaussianStable,
+    GridGaussian,
+    GridLaplace,
+    Mechanism,
+    SkellamStable,
+    SkellamSum,
+    l1_of,
+    root_up,
+)
+from crowdml.privacy.private import Masked, Private, Release, Rows
+from crowdml.privacy.sensitivity import L1, Adjacency, Observer
+from crowdml.protocol import (
+    Context,
+    Field,
+    Protocol,
+    Publish,
+    Role,
+    Send,
+    Sensed,
+    Step,
+    Stop,
+    Tally,
+    check_out,
+    total_fields,
+    wait,
+)
+from crowdml.task import Task, between, choose, positive, read_section
+
+LARGEST_NOISE = 2**15
+"""In grid steps: the deviation of one device's noise up to which it is drawn at once."""
+FINEST_CLIP = 2**13
+"""In grid steps: a finer grid than this many steps a clip gains nothing that the noise does not hide."""
+FINE = 256
+"""Of a stable update: rounding costs sqrt(entries) grid steps, and its bound is at least so many times as much."""
+COARSE = 16
+"""The same, at the least: where noise asks for a coarser grid than this leaves, the task is refused."""
+RADIUS = 1000.0
+"""Where samples pay by stability, a device begins no further from zero: what floats lose is bounded by it."""
+LARGEST_WEIGHT = 1e9
+"""Weights beyond this are as good as infinite: the task stops."""
+BETAS = (0.9, 0.99)
+"""Of Adam on the server."""
+
+ADAPTIVE = ("adagrad", "rmsprop")
+COUNTERS = ("rounds", "check-ins", "trips", "steps", "path")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`{ schedule = "1/sqrt(t)", c = 0.5, counter = "rounds" }`: the size of a device's own steps.
+
+    t counts from 1: the server's rounds (t_s), the check-ins it has taken (s_s), the device's own check-ins ("trips",
+    t_d), the steps within one (s_d), or all steps of the device, S_d (t_d - 1) + s_d, as Algorithm 1 does ("path").
+    """
+
+    c: Fraction
+    schedule: str = "constant"
+    counter: str = "rounds"
+
+    def __post_init__(self) -> None:
+        choose("protocol.rate.schedule", self.schedule, ("constant", "1/t", "1/sqrt(t)", *ADAPTIVE))
+        choose("protocol.rate.counter", self.counter, COUNTERS)
+        positive("protocol.rate.c", self.c)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The `[protocol]` table of a task."""
+
+    batch: int
+    rate: Rate
+    minibatch: int = 0
+    local_steps: int = 1
+    clip: Fraction | None = None
+    update_clip: Fraction | None = None
+    server_batch: int = 1
+    stale: str = "refuse"
+    optimiser: str = "average"
+    server_rate: Fraction = Fraction(1)
+    momentum: Fraction = Fraction(9, 10)
+    buffer: int = 0
+    kind: str = "local_updates"
+
+    def __post_init__(self) -> None:
+        between("protocol.batch", self.batch, 1, 1_000_000)
+        if self.minibatch and (self.minibatch < 1 or self.batch % self.minibatch):
+            raise TaskError(
+                f"protocol.minibatch = {self.minibatch}: a batch of {self.batch} samples is cut into minibatches of "
+                "one size. Choose a divisor of it."
+            )
+        between("protocol.local_steps", self.local_steps, 1, 1000)
+        for name in ("clip", "update_clip"):
+            if getattr(self, name) is not None:
+                positive(f"protocol.{name}", getattr(self, name))
+        between("protocol.server_batch", self.server_batch, 1, 1_000_000)
+        choose("protocol.stale", self.stale, ("refuse", "weigh"))
+        choose("protocol.optimiser", self.optimiser, ("average", "momentum", "adam"))
+        positive("protocol.server_rate", self.server_rate)
+        between("protocol.momentum", self.momentum, 0, 0.999)
+        if self.buffer:
+            between("protocol.buffer", self.buffer, self.batch, 10_000_000)
+
+    @property
+    def size(self) -> int:
+        """B_d."""
+        return self.minibatch or self.batch
+
+    @property
+    def capacity(self) -> int:
+        """Samples that wait on a device."""
+        return self.buffer or self.batch
+
+    def part(self, step: int) -> slice:
+        """The samples of a local step: minibatches take turns."""
+        first = step % (self.batch // self.size) * self.size
+        return slice(first, first + self.size)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a task fixes once and for all: read by handlers, never written."""
+
+    settings: Settings
+    model: Model
+    table: Mapping[str, Mechanism]
+    grid: Grid
+    l2: float
+    masked: bool
+    clip: float
+    """C: no sample's gradient is longer."""
+    stable: bool
+    """Whether a sample pays by stability: then nothing is clipped, and steps are computed in float64."""
+    bound: float
+    """On |x|: longer samples are brought to it where they pay by stability."""
+
+    @cached_property
+    def c(self) -> float:
+        return float(self.settings.rate.c)
+
+    @property
+    def largest_rate(self) -> float:
+        """Of all steps: they never grow."""
+        return self.c
+
+    def rates(self, xp: Any, count: Any) -> Array:
+        """[S_d]: the sizes of a check-in's steps, whose counter stands at `count` in the first; of its first column
+        where they adapt themselves."""
+        settings, kind = self.settings, xp.float32 if xp is not np else np.float64
+        along = xp.arange(settings.local_steps).astype(kind)
+        still = settings.rate.counter not in ("steps", "path")
+        t = xp.asarray(count).astype(kind) + (xp.zeros_like(along) if still else along)
+        schedule = settings.rate.schedule
+        if schedule == "1/t":
+            return self.c / t
+        return self.c / xp.sqrt(t) if schedule == "1/sqrt(t)" else xp.full_like(t, self.c)
+
+    def reach(self, xp: Any, count: Any) -> tuple[Array, Array]:
+        """H and the shrinking: after its steps a device is at `shrinking * start - H * u`, u the update it gives."""
+        rates = self.rates(xp, count)
+        left = xp.cumprod((1 - self.l2 * rates)[::-1])[::-1]  # what is left of the weights before each step
+        after = xp.concatenate([left[1:], xp.ones_like(left[:1])])
+        return (rates * after).sum(), left[0]
+
+
+@lru_cache(maxsize=256)
+def plan(task: Task) -> Plan:
+    """Read the task; refuse what this protocol cannot run."""
+    settings = read_section(Settings, task.protocol, "protocol")
+    if task.as_published:
+        raise TaskError(
+            "as_published = true: the paper adds noise of a stated deviation and names no epsilon. `crowdml reproduce "
+            "hamm2017/fig2` runs it, with its warning and its real price; leave the line out for the sound form."
+        )
+    extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
+    kind, l2 = str(extra.pop("kind")), extra.pop("l2", 0.0)
+    if not isinstance(l2, (int, float)) or isinstance(l2, bool) or l2 < 0:
+        raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
+    if l2 * float(settings.rate.c) > 1:
+        raise TaskError(
+            f"model.l2 = {l2:g} with protocol.rate.c = {float(settings.rate.c):g}: their product is at most 1, or a "
+            "step overshoots zero. Lower one of them."
+        )
+    if task.labels.kind == "number":
+        extra.setdefault("bound", float(task.labels.bound))
+    model = make_model(kind, task.features.dimension, task.classes, **extra)
+    if task.privacy.mechanism != "none":
+        for name in sorted(set(task.privacy.epsilon) - {"update"}):
+            raise TaskError(f"privacy.epsilon.{name}: local_updates lets out update, and nothing else.")
+        if "update" not in task.privacy.epsilon:
+            raise TaskError(
+                f"privacy.epsilon.update is missing: what a {task.privacy.unit} pays in all the check-ins that use it."
+            )
+    if task.stop.error is not None:
+        raise TaskError(f"stop.error = {float(task.stop.error):g}: nobody counts errors here; stop by stop.steps.")
+    if task.masking is not None:
+        if settings.server_batch != 1:
+            raise TaskError(
+                f"protocol.server_batch = {settings.server_batch}: under masks a cohort is the server's batch. Leave "
+                "this one out."
+            )
+        if settings.rate.counter not in ("rounds", "steps"):
+            raise TaskError(
+                f'protocol.rate.counter = "{settings.rate.counter}": under masks the server hears a sum, so all '
+                'devices of a cohort take equal steps. Say "rounds" or "steps".'
+            )
+    return _plan(task, settings, model, float(l2))
+
+
+def _plan(task: Task, settings: Settings, model: Model, l2: float) -> Plan:
+    privacy, masked = task.privacy, task.masking is not None
+    bound = float(task.features.norm.bound)
+    clip = _clip(settings, model, bound)
+    if privacy.mechanism == "none":
+        covers = Rows(0, settings.batch)
+        plain = "where the model would go from here, as it is: anyone can work back to samples"
+        seen = Observer.AGGREGATE if masked else Observer.ANYONE
+        table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain, seen)}
+        return Plan(settings, model, table, COUNTS, l2, masked, clip, False, bound)
+    stability = None if privacy.unit == "device" else _stability(task, settings, model, l2)
+    if stability is None:
+        row: Mechanism = _clipped_row(task, settings, model, clip)
+    else:
+        row = _stable_row(task, settings, model, stability)
+    return Plan(settings, model, {"update": row}, row.grid, l2, masked, clip, stability is not None, bound)
+
+
+def _clip(settings: Settings, model: Model, bound: float) -> float:
+    """C: the task's clip, or the model's own bound where that is less or no clip is given."""
+    if settings.clip is None:
+        return model.gradient_bound("l2", bound)
+    try:
+        return min(float(settings.clip), model.gradient_bound("l2", bound))
+    except TaskError:  # a network has no bound of its own
+        return float(settings.clip)
+
+
+def releases(task: Task, settings: Settings) -> int:
+    """How many check-ins one unit pays for: those that use a sample, or all that a device's budget lets it make."""
+    if task.privacy.unit == "sample":
+        return task.privacy.uses
+    budget = task.privacy.budget
+    if budget is None:
+        raise TaskError(
+            'privacy.budget is missing: with privacy.unit = "device" privacy.epsilon.update is for all check-ins of a '
+            "device together, and privacy.budget.samples says how many they are."
+        )
+    return task.privacy.uses * max(1, budget.samples // settings.batch)
+
+
+def stability_of(settings: Settings, model: Model, bound: float, l2: float) -> float | None:
+    """How far one replaced sample moves the update u in the l2 norm (L5); None where nothing bounds that but a clip.
+
+    A step on a convex, L-smooth loss brings two paths no further apart if eta <= 2 / (L + lambda); the step that uses
+    the sample parts them by 2 G eta / B_d. u is the path over H, so the largest sum of shares eta / H over the steps
+    that use one minibatch counts. It is largest in the first check-in: later steps are shorter, which lets H / eta
+    grow, and along a path more even.
+    """
+    if settings.clip is not None and float(settings.clip) < _slope(model, bound):
+        return None  # a clipped loss is not convex
+    smooth = model.smoothness(bound) if model.convex else None
+    if smooth is None or settings.rate.schedule in ADAPTIVE or settings.update_clip is not None:
+        return None
+    c = float(settings.rate.c)
+    if c * (smooth + l2) > 2:
+        return None
+    shape = Plan(settings, model, {}, COUNTS, l2, False, 0.0, True, bound)
+    rates, (reach, _) = shape.rates(np, 1), shape.reach(np, 1)
+    parts = settings.batch // settings.size
+    most = max(float(rates[first::parts].sum()) for first in range(min(parts, settings.local_steps)))
+    return 2 * _slope(model, bound) * most / (settings.size * float(reach))
+
+
+def _slope(model: Model, bound: float) -> float:
+    try:
+        return model.gradient_bound("l2", bound)
+    except TaskError:
+        return math.inf
+
+
+def _stability(task: Task, settings: Settings, model: Model, l2: float) -> float | None:
+    bound = float(task.features.norm.bound)
+    found = stability_of(settings, model, bound, l2) if task.features.norm.kind == "l2" else None
+    if found is None and settings.rate.schedule in ADAPTIVE and model.convex:
+        raise TaskError(
+            f'protocol.rate.schedule = "{settings.rate.schedule}": steps that follow the data void the price of a '
+            'sample (L8). Take "1/sqrt(t)", or protect whole devices: privacy.unit = "device".'
+        )
+    if task.privacy.mechanism == "discrete-laplace":
+        return None  # rounding a stable update is priced in the l2 norm
+    return found
+
+
+def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> GridLaplace | GridGaussian | SkellamSum:
+    """The update as ONE clipped contribution: all samples of the device together move it by 2 clips (R8)."""
+    privacy, masking = task.privacy, task.masking
+    length, covers, times = math.prod(model.shape), Rows(0, settings.batch), releases(task, settings)
+    longest = clip if settings.update_clip is None else min(clip, float(settings.update_clip))
+    epsilon = privacy.epsilon["update"]
+    unit = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
+    who = "device" if privacy.unit == "device" else "sample"
+    promise = f"where the model would go from here, blurred so that no {who} shows"
+    if masking is not None:
+        promise = f"where the model would go from here, in a cohort's sum that is blurred so that no {who} shows"
+
+        def share(steps: int) -> Fraction:
+            l2 = Fraction(2 * steps)
+            return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest
+
+        rough = Fraction(math.isqrt(math.ceil(share(FINEST_CLIP))) + 1, FINEST_CLIP)
+        grid, steps = _choose_grid(longest, rough, privacy.grid)
+        return SkellamSum(
+            steps, share(steps), masking.honest, grid, covers, length, promise, whole=True, adjacency=unit
+        )
+    if privacy.mechanism == "discrete-laplace":
+        if settings.update_clip is None:
+            raise TaskError(
+                'protocol.update_clip is missing: "discrete-laplace" noise is calibrated to the l1 norm (L2), and this '
+                "says how long an update may be in it."
+            )
+        longest = float(settings.update_clip)
+        grid, steps = _choose_grid(longest, laplace_scale(Fraction(2), epsilon / times), privacy.grid)
+        return GridLaplace(steps, epsilon / times, grid, covers, promise, whole=True, adjacency=unit)
+    rho = rho_for(epsilon, privacy.delta) / times
+    grid, steps = _choose_grid(longest, gaussian_sigma(Fraction(2), rho), privacy.grid)
+    return GridGaussian(steps, rho, grid, covers, promise, whole=True, adjacency=unit)
+
+
+def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
+    """The finest useful grid whose noise a device draws at once, and the clip in its steps, rounded up."""
+    most = min(FINEST_CLIP, int(LARGEST_NOISE / noise_per_clip))
+    if most < 1:
+        raise TaskError(
+            f"privacy.epsilon.update is so small that noise of {float(noise_per_clip):g} clips would leave the grid of "
+            f"{LARGEST_NOISE} steps. Raise it."
+        )
+    step = Fraction(2) ** math.ceil(math.log2(bound / most * (1 + 1e-6)))
+    if wanted is not None:
+        if wanted <= 0 or (wanted.numerator * wanted.denominator).bit_count() != 1 or wanted < step:
+            raise TaskError(f"privacy.grid = {float(wanted):g}: a power of two, {float(step):g} or coarser.")
+        step = wanted
+    return Grid(step), math.ceil(bound / float(step) * (1 + 1e-6))
+
+
+def _stable_row(task: Task, settings: Settings, model: Model, stability: float) -> GaussianStable | SkellamStable:
+    """The update of a convex model: one sample moves it by `stability`, all of them by twice the clip."""
+    privacy, masking = task.privacy, task.masking
+    length, covers, times = math.prod(model.shape), Rows(0, settings.batch), releases(task, settings)
+    root, epsilon = root_up(Fraction(length)), privacy.epsilon["update"]
+    bound = float(task.features.norm.bound)
+    longest = model.gradient_bound("l2", bound)
+    promise = "where the model would go from here, blurred so that no sample shows"
+    if masking is not None:
+        promise = "where the model would go from here, in a cohort's sum that is blurred so that no sample shows"
+
+    def at(step: Fraction) -> GaussianStable | SkellamStable:
+        slack = _float_error(settings, model, bound) + step / 2**10
+        one = Fraction(stability * (1 + 1e-9)) + slack
+        everything = max(one, Fraction(2 * longest * (1 + 1e-9)) + slack)
+        reach = math.ceil(longest / float(step)) + 1
+        if masking is None:
+            rho = rho_for(epsilon, privacy.delta) / times
+            return GaussianStable(one, everything, reach, rho, Grid(step), covers, length, promise)
+        l2 = one / step + root
+        variance = skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest
+        return SkellamStable(one, everything, reach, variance, masking.honest, Grid(step), covers, length, promise)
+
+    step = Fraction(2) ** math.floor(math.log2(stability / (FINE * float(root))))
+    coarsest = Fraction(stability) / (COARSE * root)
+    if privacy.grid is not None:
+        if privacy.grid <= 0 or (privacy.grid.numerator * privacy.grid.denominator).bit_count() != 1:
+            raise TaskError(f"privacy.grid = {float(privacy.grid):g}: a power of two, such as {float(step):g}.")
+        if privacy.grid > coarsest:
+            raise TaskError(
+                f"privacy.grid = {float(privacy.grid):g}: rounding to it costs more than a {COARSE}th of the "
+                f"sensitivity {stability:g}; {float(coarsest):g} or finer."
+            )
+        return at(privacy.grid)
+    row = at(step)
+    while _deviation(row) > LARGEST_NOISE and 2 * step <= coarsest:
+        step *= 2
+        row = at(step)
+    return row
+
+
+def _deviation(row: GaussianStable | SkellamStable) -> float:
+    """Of one device's noise, in grid steps."""
+    return math.sqrt(row.variance) if isinstance(row, SkellamStable) else float(row.sigma)
+
+
+def _float_error(settings: Settings, model: Model, bound: float) -> Fraction:
+    """How far float64 may carry two updates apart beyond exact arithmetic, in the l2 norm.
+
+    A mean gradient carries the rounding of scores x.w and of a sum over a minibatch: below 2^-50 of (entries + B_d)
+    times the largest number in it, for each entry. u is a mean of them, along a path that they and the rounding of w
+    move: no step parts two paths, eta L <= 2, so S_d steps move the last gradient by at most 2 S_d + L S_d as much.
+    """
+    length, smooth = math.prod(model.shape), model.smoothness(bound) or 0.0
+    each = 2.0**-50 * (length + settings.size + 8) * math.sqrt(length) * (1 + bound) ** 2 * (1 + RADIUS)
+    return Fraction(2 * (1 + (2 + smooth) * settings.local_steps) * each)
+
+
+def mechanisms(task: Task) -> Mapping[str, Mechanism]:
+    """Everything that may leave, and at what price: one vector a check-in."""
+    return plan(task).table
+
+
+# --- what travels ---
+
+
+@message("local/weights/1")
+class Weights:
+    """The publication: the weights, the rounds that made them, and the check-ins that these took."""
+
+    weights: Public[Array]
+    version: Public[Integers]
+    taken: Public[Integers]
+
+
+@message("local/update/1")
+class Update:
+    """A check-in: the mean of the clipped gradients along the device's path, and where its counter stood."""
+
+    update: Release[Integers]
+    version: Public[Integers]
+    count: Public[Integers]
+
+
+@message("local/masked/1")
+class MaskedUpdate:
+    """A check-in of a masked task."""
+
+    update: Masked[Integers]
+
+
+@message("local/total/1")
+class UpdateTotal:
+    """What the server hears of a cohort."""
+
+    update: Release[Integers]
+    devices: Public[Integers]
+    version: Public[Integers]
+
+
+# --- the device ---
+
+
+def contribute(task: Task, waiting: Private[Samples] | None, public: Weights, ctx: Context) -> Step[Any]:
+    """Answer a check-out with one update; nothing of it is kept for the next one (R1)."""
+    if waiting is None:  # a late or repeated answer
+        return Step(None)
+    fixed = plan(task)
+    count = first_count(fixed, public.version, public.taken, ctx.trip)
+
+    def moved(batch: Samples) -> Array:
+        return local_update(fixed, public.weights, batch, count)[None]
+
+    if "none" in {row.kind for row in fixed.table.values()}:  # contributions of an exposed row are its samples'
+
+        def moved(batch: Samples) -> Array:
+            return _spread(local_update(fixed, public.weights, batch, count), len(batch))
+
+    if fixed.masked:
+        return Step(None, (Send(SERVER, MaskedUpdate(ctx.masked("update", waiting.map(moved)))),))
+    released = ctx.release("update", waiting.map(moved))
+    return Step(None, (Send(SERVER, Update(released, public.version, count)),))
+
+
+def first_count(fixed: Plan, version: Integers, taken: Integers, trip: Any) -> Integers:
+    """The counter of the rate at the first local step of a check-in."""
+    xp = namespace(version)
+    counter = fixed.settings.rate.counter
+    now = {"rounds": version, "check-ins": taken, "trips": trip, "steps": version * 0,
+           "path": trip * fixed.settings.local_steps}[counter]  # fmt: skip
+    return (xp.asarray(now) + 1).astype(xp.int32)
+
+
+def _spread(update: Array, count: int) -> Array:
+    """One row a sample that adds up to the update."""
+    xp = namespace(update)
+    return xp.concatenate([update[None], xp.zeros((count - 1, *update.shape), update.dtype)])
+
+
+def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -> Array:
+    """u, flat: the sum of rate * gradient along S_d steps from the published weights, their public part aside, over H.
+
+    Where samples pay by stability, all is brought into its ball first, so that no publication takes the loss where it
+    is not convex, and computed in float64 on a device, for float32 would cost grid steps.
+    """
+    xp = namespace(weights, batch.x)
+    settings, model = fixed.settings, fixed.model
+    wide = np.float64 if xp is np and fixed.stable else xp.float32
+    start = xp.where(abs(weights) <= LARGEST_WEIGHT, weights, 0).astype(wide)  # false for NaN
+    if fixed.stable:
+        start = start * (RADIUS / xp.maximum(xp.sqrt((start * start).sum()), RADIUS))
+    x = into_ball(xp, batch.x.astype(wide), fixed.bound) if fixed.stable else batch.x
+    rates = fixed.rates(xp, count).astype(wide)
+    reach, _ = fixed.reach(xp, count)
+    at, given, squares = start, xp.zeros_like(start), xp.zeros_like(start)
+    for step in range(settings.local_steps):
+        part = settings.part(step)
+        held = Samples(x[part], batch.y[part])
+        if fixed.stable:
+            slope = model.gradient_sum(at, held) / settings.size
+        else:
+            slope = model.clipped_sum(at, held, fixed.clip) / settings.size
+        if settings.rate.schedule in ADAPTIVE:
+            kept = 1.0 if settings.rate.schedule == "adagrad" else 0.9
+            squares = kept * squares + (1 if kept == 1 else 0.1) * slope * slope
+            slope = slope / (xp.sqrt(squares) + 1e-8)
+        left = 1 - fixed.l2 * rates[step]
+        at, given = left * at - rates[step] * slope, left * given + rates[step] * slope
+    return (given / reach.astype(wide)).reshape(-1)
+
+
+def into_ball(xp: Any, x: Array, bound: float) -> Array:
+    """Rows no longer than the bound; one with an entry that is not finite is the zero sample."""
+    usable = (abs(x) <= 1e9).all(axis=-1, keepdims=True)
+    whole = xp.where(usable, x, 0)
+    size = xp.sqrt((whole * whole).sum(axis=-1, keepdims=True))
+    return whole * (bound / xp.maximum(size, bound))
+
+
+# --- the server ---
+
+
+@struct
+class Averaging:
+    """The server's state. Everything in it is post-processing of releases."""
+
+    weights: Array
+    velocity: Array
+    """Of momentum and Adam."""
+    squares: Array
+    """Of Adam."""
+    rounds: Integers
+    taken: Integers
+    """Check-ins behind all rounds."""
+    waiting: Array
+    """Updates of this round, each times its H, added up."""
+    heard: Integers
+
+
+def publish_initial(task: Task, ctx: Context) -> Step[Averaging]:
+    first = plan(task).model.start()
+    zeros, none = np.zeros_like(first), np.int32(0)
+    state = Averaging(first, zeros, zeros, none, none, zeros, none)
+    return Step(state, (Publish(Weights(first, none, none)),))
+
+
+def apply_update(task: Task, state: Averaging, update: Update, ctx: Context) -> Step[Averaging]:
+    """Updates add up until B_s of them are there, and then the server moves (Algorithm 1)."""
+    fixed = plan(task)
+    xp = namespace(update.update.value, state.weights)
+    age = xp.maximum(xp.asarray(state.rounds - update.version), 0)
+    current = age == 0
+    weigh = fixed.settings.stale == "weigh"
+    counts = xp.ones_like(current) if weigh else current
+    share = 1 / xp.sqrt(1 + age.astype(xp.float32)) if weigh else current.astype(xp.float32)
+    moved = _moved(fixed, xp, state, update.update.value, update.count)
+    added = state.waiting + xp.where(counts, share * moved, 0).astype(xp.float32)
+    heard = (state.heard + counts.astype(xp.int32)).astype(xp.int32)
+    full = heard >= fixed.settings.server_batch
+    mean = added / xp.maximum(heard, 1).astype(xp.float32)
+    waiting = replace(
+        state, waiting=xp.where(full, 0, added).astype(xp.float32), heard=xp.where(full, 0, heard).astype(xp.int32)
+    )
+    return _close(task, fixed, xp, waiting, mean, heard, full)
+
+
+def apply_total(task: Task, state: Averaging, total: UpdateTotal, ctx: Context) -> Step[Averaging]:
+    """A cohort's sum is a round."""
+    fixed = plan(task)
+    xp = namespace(total.update.value, state.weights)
+    devices = xp.asarray(total.devices).astype(xp.int32)
+    count = first_count(fixed, xp.asarray(total.version), 0, 0)
+    mean = _moved(fixed, xp, state, total.update.value, count, devices.astype(xp.float32))
+    current = xp.asarray(state.rounds == total.version) | (fixed.settings.stale == "weigh")
+    return _close(task, fixed, xp, state, mean, devices, current)
+
+
+def _moved(fixed: Plan, xp: Any, state: Averaging, value: Array, count: Integers, devices: Any = 1) -> Array:
+    """How far the mean device went: H u, and what the regulariser took of the weights it began with."""
+    reach, left = (each.astype(xp.float32) for each in fixed.reach(xp, count))
+    update = value if fixed.grid is COUNTS else fixed.grid.decode(value)
+    update = (update / devices).reshape(state.weights.shape)
+    return reach * update + (1 - left) * state.weights if fixed.l2 else reach * update
+
+
+def _close(
+    task: Task, fixed: Plan, xp: Any, state: Averaging, mean: Array, devices: Integers, happens: Array
+) -> Step[Averaging]:
+    """One round of the server: the mean movement through its optimiser, which is free post-processing."""
+    settings = fixed.settings
+    rate, keep = float(settings.server_rate), float(settings.momentum)
+    velocity, squares = state.velocity, state.squares
+    if settings.optimiser == "momentum":
+        velocity = keep * velocity + mean
+        step = velocity
+    elif settings.optimiser == "adam":
+        t = (state.rounds + 1).astype(xp.float32)
+        velocity, squares = BETAS[0] * velocity + (1 - BETAS[0]) * mean, BETAS[1] * squares + (1 - BETAS[1]) * mean**2
+        step = velocity / (1 - BETAS[0] ** t) / (xp.sqrt(squares / (1 - BETAS[1] ** t)) + 1e-6)
+    else:
+        step = mean
+    moved = (state.weights - rate * step).astype(xp.float32)
+    good = (abs(moved) <= LARGEST_WEIGHT).all()  # false for NaN
+    goes = happens & good
+    after = replace(
+        state,
+        weights=xp.where(goes, moved, state.weights).astype(xp.float32),
+        velocity=xp.where(goes, velocity, state.velocity).astype(xp.float32),
+        squares=xp.where(goes, squares, state.squares).astype(xp.float32),
+        rounds=(state.rounds + goes.astype(xp.int32)).astype(xp.int32),
+        taken=(state.taken + xp.where(goes, devices, 0)).astype(xp.int32),
+    )
+    effects: list[Any] = [Publish(Weights(after.weights, after.rounds, after.taken))]
+    if task.stop.steps is not None:
+        effects.append(Stop(f"{task.stop.steps} rounds have been made", after.rounds >= task.stop.steps))
+    diverged = "the weights were no longer finite: the steps are too long, and the last good weights stay published"
+    effects.append(Stop(diverged, happens & ~good))
+    return Step(after, tuple(effects))
+
+
+def settle(task: Task) -> Task:
+    """The task with its grid written in, so that no other implementation has to make the same choice."""
+    fixed = plan(task)
+    if task.privacy.mechanism == "none" or task.privacy.grid is not None:
+        return task
+    return task.with_(privacy=replace(task.privacy, grid=fixed.grid.step))
+
+
+def remarks(task: Task) -> tuple[str, ...]:
+    """Who pays by what: for who is about to start a study."""
+    fixed = plan(task)
+    if task.privacy.mechanism == "none":
+        return ()
+    times = releases(task, fixed.settings)
+    if task.privacy.unit == "device":
+        return (f"A device pays this in all, for {times:,} check-in{'s' if times > 1 else ''}.",)
+    if fixed.stable:
+        return ("A sample pays by the stability of a convex, smooth loss under short steps (L5).",)
+    return (
+        "One sample can bend this model's path as far as all samples of the device together (L5), so it pays as much "
+        'as the device. privacy.unit = "device" promises more for the same noise.',
+    )
+
+
+def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
+    """What the server may hear. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
+    fixed = plan(task)
+    version, row = {"version": Field("<i4", (), 0, 2**31 - 1)}, fixed.table["update"]
+    if fixed.masked:
+        return {"local/total/1": {**version, **total_fields(fixed.table, task)}}
+    if isinstance(row, GaussianStable):
+        far = row.reach + DiscreteGaussian(row.sigma).tail(64)
+    elif isinstance(row, GridGaussian):
+        far = row.clip + DiscreteGaussian(row.sigma).tail(64)
+    elif isinstance(row, GridLaplace):
+        far = row.clip + DiscreteLaplace(row.scale).tail(64)
+    else:
+        raise TaskError("row 'update' has no noise: the simulator runs such a task, a server does not.")
+    entries = (math.prod(fixed.model.shape),)
+    count = Field("<i4", (), 1, 2**31 - 1)
+    return {"local/update/1": {**version, "count": count, "update": Field("<i4", entries, -far, far)}}
+
+
+device = Role(start=wait, on={Sensed: check_out, Weights: contribute})
+server = Role(start=publish_initial, on={Update: apply_update, UpdateTotal: apply_total})
+protocol = Protocol(
+    "local_updates",
+    device,
+    server,
+    mechanisms,
+    check=plan,
+    batch=lambda task: plan(task).settings.batch,
+    model=lambda task, state: state.weights,
+    settle=settle,
+    expected=expected,
+    progress=lambda task, state: Tally(int(state.taken)),
+    masked=(MaskedUpdate, UpdateTotal),
+    remarks=remarks,
+)
