@@ -154,10 +154,15 @@ def listed(name: str, state: str, digit: str = "a") -> Listed:
         ),
         ([listed("city", "running")], "town", f"No study there is called 'town'. The server has: city ({'a' * 12})."),
         (
-            [listed("city", "running"), listed("town", "running", "b")],
+            [listed("city", "running"), listed("town", "running", "b"), listed("sea", "stopped", "c")],
             None,
-            "2 studies run there. Name one by its name or hash with --task. "
-            f"The server has: city ({'a' * 12}), town ({'b' * 12}).",
+            f"2 studies run there: city ({'a' * 12}), town ({'b' * 12}). Name one by its name or hash with --task.",
+        ),
+        (
+            [listed("city", "running"), listed("city", "paused", "b"), listed("city", "stopped", "c")],
+            "city",
+            f"2 studies there are called 'city': city ({'a' * 12}), city ({'b' * 12}). "
+            "Name one by its hash with --task.",
         ),
     ],
 )
@@ -170,6 +175,8 @@ def test_where_no_study_can_be_joined_the_reason_is_one_sentence(there, wanted, 
 def test_the_study_that_runs_is_chosen_and_a_paused_one_by_its_name():
     there = [listed("city", "paused"), listed("town", "running", "b")]
     assert [choose_task(there, wanted).name for wanted in (None, "city", "b" * 8)] == ["town", "city", "town"]
+    renewed = [listed("city", "stopped"), listed("city", "running", "b")]
+    assert [choose_task(renewed, wanted).hash for wanted in (None, "city")] == ["b" * 64] * 2
 
 
 def test_rows_that_do_not_fit_are_refused_before_any_price_is_shown(server, tmp_path):

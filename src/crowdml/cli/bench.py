@@ -12,7 +12,7 @@ from crowdml.errors import UnknownName
 
 @click.command(short_help="Measure ours beside hand-written limits.")
 @click.argument("name", required=False)
-@click.option("--plot", "plot_path", default=None, help="Also draw it; for the benchmark `scale`.")
+@click.option("--plot", "plot_path", default=None, help="Also draw it; for the benchmarks `scale` and `secagg`.")
 @json_option
 def bench(name: str | None, plot_path: str | None, json_path: str | None) -> None:
     """Measure ours beside hand-written limits and installed peers, in one run. Without NAME: list the benchmarks."""
@@ -27,17 +27,17 @@ def bench(name: str | None, plot_path: str | None, json_path: str | None) -> Non
         raise UnknownName(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}.")
     draw = getattr(import_module(f"crowdml.bench.{name}"), "plot", None)
     if plot_path is not None and draw is None:
-        raise UnknownName(f"the benchmark {name!r} has no plot; `scale` has one.")
+        raise UnknownName(f"the benchmark {name!r} has no plot; `scale` and `secagg` have one.")
     report.aside.print(f"Measuring {name}...")
     result = run(name, lambda text: report.aside.print(f"  {text}"))
-    rows = make_table("what", "value", "unit", "low", "high", title=str(result.get("id", name)))
+    rows = make_table("what", "value", "unit", "low", "high", title=str(result.get("id", name)), wrap=True)
     for row in result.get("rows", []):
         rows.add_row(row["name"], *_shown(row, "value"), row["unit"], *_shown(row, "low"), *_shown(row, "high"))
     report.print(rows)
     for row in result.get("rows", []):
         if row.get("note"):
             report.print(f"{row['name']}: {row['note']}")
-    ratios = make_table("ratio", "value", "goal", "holds")
+    ratios = make_table("ratio", "value", "goal", "holds", wrap=True)
     for ratio in result.get("ratios", []):
         holds = "" if ratio.get("holds") is None else "yes" if ratio["holds"] else "NO"
         ratios.add_row(ratio["name"], *_shown(ratio, "value"), *_shown(ratio, "goal"), holds)

@@ -83,16 +83,15 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
             f"the device ε = {epsilon_text(whole_alone)}"
         )
     report.print(f"(δ = {delta:g}), in {_many(len(charges), 'charge')} on {_many(given, 'sample')}.")
-    second = ("if all collude",) if masked else ()
-    table = make_table("when", "task", "what", "samples", "sample pays", *second, "seen by", numbers=False)
+    price = "sample pays" + "\nif all collude" * masked
+    table = make_table("when", "task", "what", "samples", price, "seen by", numbers=False, wrap=True)
     for charge in charges[:last]:
         table.add_row(
-            charge.charged_at[:19].replace("T", " "),
+            charge.charged_at[:19].replace("T", "\n" if masked else " "),
             charge.task.hex()[:8],
             charge.mechanism,
             f"{charge.first_sample}-{charge.last_sample}",
-            loss_text(charge.loss, delta),
-            *((loss_text(charge.alone or charge.loss, delta),) if masked else ()),
+            loss_text(charge.loss, delta) + f"\n{loss_text(charge.alone or charge.loss, delta)}" * masked,
             charge.observer.value,
         )
     report.print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any
 
@@ -24,16 +25,18 @@ class PlainTable:
         self.rows.append(cells)
 
     def __str__(self) -> str:
-        widths = [max(len(row[place]) for row in self.rows if place < len(row)) for place in range(len(self.rows[0]))]
+        split = [list(zip_longest(*(cell.split("\n") for cell in row), fillvalue="")) for row in self.rows]
+        columns = zip_longest(*(line for row in split for line in row), fillvalue="")
+        widths = [max(map(len, column)) for column in columns]
         lines = [] if self.title is None else [self.title, ""]
-        for number, row in enumerate(self.rows):
-            cells = zip(row, widths, strict=False)
-            padded = [
-                cell.rjust(width) if self.numbers and place else cell.ljust(width)
-                for place, (cell, width) in enumerate(cells)
-            ]
-            lines.append("  ".join(padded).rstrip())
-            if number == 0 and any(row):
+        for number, row in enumerate(split):
+            for line in row:
+                padded = [
+                    cell.rjust(width) if self.numbers and place else cell.ljust(width)
+                    for place, (cell, width) in enumerate(zip(line, widths, strict=False))
+                ]
+                lines.append("  ".join(padded).rstrip())
+            if number == 0 and any(self.rows[0]):
                 lines.append("-" * (sum(widths) + 2 * (len(widths) - 1)))
         return "\n".join(lines)
 

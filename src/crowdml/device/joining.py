@@ -57,22 +57,22 @@ async def list_tasks(client: Client) -> list[Listed]:
 
 def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
     """The one that runs, or the one that is asked for by its name or the beginning of its hash."""
-    running = [each for each in listed if each.state in ("running", "")]
-    if wanted is not None:
-        running = [each for each in listed if each.name == wanted or each.hash.startswith(wanted[:64].ljust(8, "-"))]
-    if len(running) == 1 and running[0].state != "stopped":
-        return running[0]
     if not listed:
         raise UnknownName("No study runs there yet.")
-    names = ", ".join(f"{one_line(each.name)} ({each.hash[:12]})" for each in listed)
-    if running and running[0].state == "stopped" and len({each.state for each in running}) == 1:
-        raise UnknownName(f"The study {one_line(running[0].name)!r} was stopped.")
-    if running:
+    found = [each for each in listed if each.state in ("running", "")]
+    if wanted is not None:
+        found = [each for each in listed if each.name == wanted or each.hash.startswith(wanted[:64].ljust(8, "-"))]
+        if found and all(each.state == "stopped" for each in found):
+            raise UnknownName(f"The study {one_line(found[0].name)!r} was stopped.")
+        found = [each for each in found if each.state != "stopped"]
+    if len(found) == 1:
+        return found[0]
+    if found:
         called = "run there" if wanted is None else f"there are called {wanted!r}"
         which = "by its name or hash" if wanted is None else "by its hash"
-        raise UnknownName(f"{len(running)} studies {called}. Name one {which} with --task. The server has: {names}.")
+        raise UnknownName(f"{len(found)} studies {called}: {_names(found)}. Name one {which} with --task.")
     if wanted is not None:
-        raise UnknownName(f"No study there is called {wanted!r}. The server has: {names}.")
+        raise UnknownName(f"No study there is called {wanted!r}. The server has: {_names(listed)}.")
     if len(listed) == 1:
         name, state = one_line(listed[0].name), listed[0].state
         if state == "paused":
@@ -80,6 +80,10 @@ def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
         raise UnknownName(f"The study {name!r} {'was stopped' if state == 'stopped' else 'does not run yet'}.")
     states = ", ".join(f"{one_line(each.name)} ({one_line(each.state)})" for each in listed)
     raise UnknownName(f"No study runs there now. The server has: {states}.")
+
+
+def _names(listed: Sequence[Listed]) -> str:
+    return ", ".join(f"{one_line(each.name)} ({each.hash[:12]})" for each in listed)
 
 
 async def fetch_task(
