@@ -184,3 +184,37 @@ def test_what_cohorts_cannot_do_is_refused():
     assert "is masked" in refused("simulate", "digits-masked", "--data", "digits", "--delay", "100")
     assert "is masked" in refused("simulate", "digits-masked", "--data", "digits", "--engine", "events")
     assert "has no [masking]" in refused("simulate", "digits", "--dropout", "0.1")
+
+
+MOMENTS = """
+name = "moments"
+[features]
+dimension = 64
+norm = { kind = "l2", bound = 1.0 }
+[labels]
+classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+[model]
+kind = "ridge"
+[protocol]
+kind = "gram"
+batch = 20
+[privacy]
+mechanism = "skellam"
+epsilon = { moments = 10.0 }
+[masking]
+cohort = 70
+minimum = 50
+colluders = 2
+[stop]
+steps = 1
+"""
+
+
+def test_a_task_with_gram_is_simulated(tmp_path: Path):
+    path = tmp_path / "moments.toml"
+    path.write_text(MOMENTS)
+    found = crowdml("simulate", str(path), "--data", "digits", "--seed", "1", "--dropout", "0.1", "--json", "-")
+    assert found.code == 0, found.err
+    assert found.json["rounds"] == 1
+    assert found.json["epsilon_sample"] <= 10 < found.json["epsilon_sample_alone"]
+    assert found.json["accuracy"] > 0.3

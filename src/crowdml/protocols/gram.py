@@ -244,8 +244,8 @@ def rows(fixed: Plan, batch: Samples) -> Array:
         x, y = np.asarray(batch.x), np.asarray(batch.y)
     except TypeError:  # a tracer has no values
         raise TaskError(
-            'protocol.kind = "gram" is not compiled: its integers need 64 bits and its maps are NumPy\'s. Run it live, '
-            "or see `crowdml reproduce ours/mnist-frontier` for crowds of any size."
+            'protocol.kind = "gram" is not compiled: its integers need 64 bits and its maps are NumPy\'s. '
+            "`crowdml simulate` runs it device after device."
         ) from None
     return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,10 +32,10 @@ from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Context, alone, check_budget, device_alone, quote
-from crowdml.protocols import PROTOCOLS, admm, find
+from crowdml.protocols import PROTOCOLS, admm, find, gram
 from crowdml.protocols.sgd import claimed_epsilon, plan, progress, public_step
 from crowdml.secagg.terms import terms_of
-from crowdml.sim import cohorts, compiled
+from crowdml.sim import cohorts, compiled, uncompiled
 from crowdml.sim.crowd import Holding, Run, published, turn
 from crowdml.sim.schedule import Schedule, lay_out
 from crowdml.sim.world import Delay, World
@@ -103,8 +104,12 @@ class Study:
 
     def accuracy(self, x: Array, y: Array) -> Array:
         """Share of x [n, d] that the model gets right at each point of each trial: [trials, points]."""
-        model = model_of(self.task)
-        return np.array([[np.mean(model.predict(w, x) == y) for w in run.weights] for run in self.runs])
+        predict = partial(gram.predictions, self.task) if self._by_moments else model_of(self.task).predict
+        return np.array([[np.mean(predict(w, x) == y) for w in run.weights] for run in self.runs])
+
+    @property
+    def _by_moments(self) -> bool:
+        return self.task.protocol["kind"] == "gram"
 
     @property
     def points(self) -> Array:
@@ -330,9 +335,10 @@ class _Masked:
         return plans
 
     def run(self, number: int, holding: Holding, looks: Array, tick: Tick) -> Run:
-        (run,) = cohorts.run(
-            self.task, holding, [self.seeds[number]], dropout=self.dropout, points=looks.tolist(), tick=tick
-        )
+        seed, points = self.seeds[number], looks.tolist()
+        if self.task.protocol["kind"] in uncompiled.PROTOCOLS:
+            return uncompiled.run(self.task, holding, seed, dropout=self.dropout, points=points, tick=tick)
+        (run,) = cohorts.run(self.task, holding, [seed], dropout=self.dropout, points=points, tick=tick)
         return run
 
     def met(self, run: Run) -> tuple[int | None, int]:
