@@ -1,7 +1,7 @@
 """The mutants: each a small wrong turn that somebody could take in good faith, and the test that must notice it.
 
 The groups follow the table at the end of section 7 of the privacy review; each alternative in one of its rows is a
-mutant of its own. Rows about code that is not here yet (local updates, perturbed objectives) come with it.
+mutant of its own. Rows about code that is not here yet (perturbed objectives) come with it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ MOMENTS, MOVED = "privacy/moments.py", "tests/privacy/test_moments.py::"
 GRAM = "tests/protocols/test_gram.py::"
 SHARED, COHORTS = "tests/privacy/test_skellam.py::", "tests/sim/test_cohorts.py::"
 MASKED_SGD = "tests/protocols/test_sgd_masked.py::"
+LOCAL, STEPPED = "protocols/local_updates.py", "tests/protocols/test_local_updates.py::"
 
 
 @dataclass(frozen=True)
@@ -1146,5 +1147,76 @@ MUTANTS: tuple[Mutant, ...] = (
         "    return age <= (2**31 - 1 if fixed.settings.delay is None else fixed.settings.delay)",
         "    return age <= 2**31 - 1",
         f"{TALKED}test_bounded_delay_an_answer_to_an_old_centre_moves_nothing",
+    ),
+    # --- local updates: L3, L5, L8, L9 ---
+    Mutant(
+        "local updates: a device pays for one sample of many",
+        MECHANISMS,
+        "return 1 if row.whole else row.covers.size",
+        "return 1",
+        f"{STEPPED}test_a_sum_of_several_contributions_promises_nothing_to_a_device",
+    ),
+    Mutant(
+        "local updates: one sample of the batch, not of its minibatch",
+        LOCAL,
+        "most / (settings.size * float(reach))",
+        "most / (settings.batch * float(reach))",
+        f"{STEPPED}test_a_sample_of_a_smooth_convex_loss_moves_them_as_far_as_the_review_says",
+    ),
+    Mutant(
+        "local updates: half the stability",
+        LOCAL,
+        "return 2 * _slope(model, bound) * most",
+        "return _slope(model, bound) * most",
+        f"{STEPPED}test_a_sample_of_a_smooth_convex_loss_moves_them_as_far_as_the_review_says",
+    ),
+    Mutant(
+        "local updates: long steps called stable",
+        LOCAL,
+        "if c * (smooth + l2) > 2:",
+        "if c * (smooth + l2) > 200:",
+        f"{STEPPED}test_a_clip_below_the_slope_and_long_steps_void_stability[rate]",
+    ),
+    Mutant(
+        "local updates: a clipped loss called convex",
+        LOCAL,
+        "if settings.clip is not None and float(settings.clip) < _slope(model, bound):",
+        "if False:",
+        f"{STEPPED}test_a_clip_below_the_slope_and_long_steps_void_stability[clip]",
+    ),
+    Mutant(
+        "local updates: T_d check-ins for the price of one",
+        LOCAL,
+        "return task.privacy.uses * max(1, budget.samples // settings.batch)",
+        "return 1",
+        f"{STEPPED}test_a_device_pays_the_epsilon_of_the_task_for_all_its_check_ins",
+    ),
+    Mutant(
+        "local updates: what is dropped still counts",
+        LOCAL,
+        "counts = xp.ones_like(current) if weigh else current",
+        "counts = xp.ones_like(current)",
+        f"{STEPPED}test_a_check_in_of_an_old_round_counts_for_nothing_and_stands_in_for_nobody",
+    ),
+    Mutant(
+        "local updates: weights that are not finite are published",
+        LOCAL,
+        "goes = happens & good",
+        "goes = happens",
+        f"{STEPPED}test_weights_that_are_not_finite_stop_the_task_and_the_last_good_ones_stay",
+    ),
+    Mutant(
+        "local updates: the path is divided by its steps alone",
+        LOCAL,
+        "return (rates * after).sum(), left[0]",
+        "return rates.sum(), left[0]",
+        f"{STEPPED}test_a_device_moves_its_weights_as_far_as_the_review_says[1.0-1.302643]",
+    ),
+    Mutant(
+        "local updates: noise for all that were asked",
+        LOCAL,
+        "return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest",
+        "return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.cohort",
+        f"{STEPPED}test_the_noise_of_a_device_is_calibrated_to_twice_its_clip[skellam]",
     ),
 )

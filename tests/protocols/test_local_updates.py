@@ -163,7 +163,7 @@ def test_a_sample_of_a_network_pays_what_its_device_pays():
     assert "as far as all samples" in find(task).remarks(task)[0]
 
 
-@pytest.mark.parametrize("why", ["clip = 0.5", "rate = { c = 50.0 }"])
+@pytest.mark.parametrize("why", ["clip = 0.5", "rate = { c = 50.0 }"], ids=["clip", "rate"])
 def test_a_clip_below_the_slope_and_long_steps_void_stability(why):
     """L5: clipping breaks nonexpansiveness, and so does a step beyond 2 / L."""
     rate = "" if why.startswith("rate") else "rate = { c = 0.5 }\n"
@@ -178,6 +178,7 @@ def test_a_clip_below_the_slope_and_long_steps_void_stability(why):
         ("discrete-laplace", "rate = { c = 1.0 }\nupdate_clip = 1.0", "", GridLaplace),
         ("skellam", "rate = { c = 1.0 }", MASKS, SkellamSum),
     ],
+    ids=["gaussian", "laplace", "skellam"],
 )
 def test_the_noise_of_a_device_is_calibrated_to_twice_its_clip(mechanism, protocol, rest, kind):
     task = local_task(unit="device", mechanism=mechanism, protocol=protocol, rest=rest)
