@@ -146,7 +146,6 @@ def _mechanism(task: Task, settings: Settings) -> SkellamGram:
                 "to 1."
             )
         clip = int(wanted)
-    per = "device" if privacy.unit == "device" else "sample"
     return SkellamGram(
         clip,
         features,
@@ -155,7 +154,7 @@ def _mechanism(task: Task, settings: Settings) -> SkellamGram:
         masking.honest,
         Grid(Fraction(1, clip)),
         Rows(0, settings.batch),
-        f"how features and labels go together, summed over a crowd and blurred so that no {per} shows",
+        "how features and labels go together, summed over a crowd and blurred so that nothing single shows",
         settings.positive,
         Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE,
     )

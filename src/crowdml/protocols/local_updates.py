@@ -80,6 +80,9 @@ LARGEST_WEIGHT = 1e9
 BETAS = (0.9, 0.99)
 """Of Adam on the server."""
 
+BLURRED = "where the model would go from here, blurred so that nothing single shows"
+IN_A_SUM = "where the model would go from here, in a cohort's sum that is blurred so that nothing single shows"
+
 ADAPTIVE = ("adagrad", "rmsprop")
 COUNTERS = ("rounds", "check-ins", "trips", "steps", "path")
 
@@ -166,7 +169,7 @@ class Plan:
     l2: float
     masked: bool
     clip: float
-    """C: no sample's gradient is longer."""
+    """C: no sample's gradient is longer. Infinite without noise: nothing is clipped unless the task says so."""
     stable: bool
     """Whether a sample pays by stability: then nothing is clipped, and steps are computed in float64."""
     bound: float
@@ -248,13 +251,14 @@ def plan(task: Task) -> Plan:
 def _plan(task: Task, settings: Settings, model: Model, l2: float) -> Plan:
     privacy, masked = task.privacy, task.masking is not None
     bound = float(task.features.norm.bound)
-    clip = _clip(settings, model, bound)
     if privacy.mechanism == "none":
+        clip = math.inf if settings.clip is None else _clip(settings, model, bound)
         covers = Rows(0, settings.batch)
         plain = "where the model would go from here, as it is: anyone can work back to samples"
         seen = Observer.AGGREGATE if masked else Observer.ANYONE
-        table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain, seen)}
+        table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain, seen, whole=True)}
         return Plan(settings, model, table, COUNTS, l2, masked, clip, False, bound)
+    clip = _clip(settings, model, bound)
     stability = None if privacy.unit == "device" else _stability(task, settings, model, l2)
     if stability is None:
         row: Mechanism = _clipped_row(task, settings, model, clip)
@@ -336,10 +340,7 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
     longest = clip if settings.update_clip is None else min(clip, float(settings.update_clip))
     epsilon = privacy.epsilon["update"]
     unit = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
-    who = "device" if privacy.unit == "device" else "sample"
-    promise = f"where the model would go from here, blurred so that no {who} shows"
     if masking is not None:
-        promise = f"where the model would go from here, in a cohort's sum that is blurred so that no {who} shows"
 
         def share(steps: int) -> Fraction:
             l2 = Fraction(2 * steps)
@@ -348,7 +349,7 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
         rough = Fraction(math.isqrt(math.ceil(share(FINEST_CLIP))) + 1, FINEST_CLIP)
         grid, steps = _choose_grid(longest, rough, privacy.grid)
         return SkellamSum(
-            steps, share(steps), masking.honest, grid, covers, length, promise, whole=True, adjacency=unit
+            steps, share(steps), masking.honest, grid, covers, length, IN_A_SUM, whole=True, adjacency=unit
         )
     if privacy.mechanism == "discrete-laplace":
         if settings.update_clip is None:
@@ -358,10 +359,10 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
             )
         longest = float(settings.update_clip)
         grid, steps = _choose_grid(longest, laplace_scale(Fraction(2), epsilon / times), privacy.grid)
-        return GridLaplace(steps, epsilon / times, grid, covers, promise, whole=True, adjacency=unit)
+        return GridLaplace(steps, epsilon / times, grid, covers, BLURRED, whole=True, adjacency=unit)
     rho = rho_for(epsilon, privacy.delta) / times
     grid, steps = _choose_grid(longest, gaussian_sigma(Fraction(2), rho), privacy.grid)
-    return GridGaussian(steps, rho, grid, covers, promise, whole=True, adjacency=unit)
+    return GridGaussian(steps, rho, grid, covers, BLURRED, whole=True, adjacency=unit)
 
 
 def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
@@ -387,9 +388,6 @@ def _stable_row(task: Task, settings: Settings, model: Model, stability: float) 
     root, epsilon = root_up(Fraction(length)), privacy.epsilon["update"]
     bound = float(task.features.norm.bound)
     longest = model.gradient_bound("l2", bound)
-    promise = "where the model would go from here, blurred so that no sample shows"
-    if masking is not None:
-        promise = "where the model would go from here, in a cohort's sum that is blurred so that no sample shows"
 
     def at(step: Fraction) -> GaussianStable | SkellamStable:
         slack = _float_error(settings, model, bound) + step / 2**10
@@ -398,10 +396,10 @@ def _stable_row(task: Task, settings: Settings, model: Model, stability: float) 
         reach = math.ceil(longest / float(step)) + 1
         if masking is None:
             rho = rho_for(epsilon, privacy.delta) / times
-            return GaussianStable(one, everything, reach, rho, Grid(step), covers, length, promise)
+            return GaussianStable(one, everything, reach, rho, Grid(step), covers, length, BLURRED)
         l2 = one / step + root
         variance = skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest
-        return SkellamStable(one, everything, reach, variance, masking.honest, Grid(step), covers, length, promise)
+        return SkellamStable(one, everything, reach, variance, masking.honest, Grid(step), covers, length, IN_A_SUM)
 
     step = Fraction(2) ** math.floor(math.log2(stability / (FINE * float(root))))
     coarsest = Fraction(stability) / (COARSE * root)
@@ -493,11 +491,6 @@ def contribute(task: Task, waiting: Private[Samples] | None, public: Weights, ct
     def moved(batch: Samples) -> Array:
         return local_update(fixed, public.weights, batch, count)[None]
 
-    if "none" in {row.kind for row in fixed.table.values()}:  # contributions of an exposed row are its samples'
-
-        def moved(batch: Samples) -> Array:
-            return _spread(local_update(fixed, public.weights, batch, count), len(batch))
-
     if fixed.masked:
         return Step(None, (Send(SERVER, MaskedUpdate(ctx.masked("update", waiting.map(moved)))),))
     released = ctx.release("update", waiting.map(moved))
@@ -511,12 +504,6 @@ def first_count(fixed: Plan, version: Integers, taken: Integers, trip: Any) -> I
     now = {"rounds": version, "check-ins": taken, "trips": trip, "steps": version * 0,
            "path": trip * fixed.settings.local_steps}[counter]  # fmt: skip
     return (xp.asarray(now) + 1).astype(xp.int32)
-
-
-def _spread(update: Array, count: int) -> Array:
-    """One row a sample that adds up to the update."""
-    xp = namespace(update)
-    return xp.concatenate([update[None], xp.zeros((count - 1, *update.shape), update.dtype)])
 
 
 def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -> Array:
@@ -538,7 +525,7 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
     for step in range(settings.local_steps):
         part = settings.part(step)
         held = Samples(x[part], batch.y[part])
-        if fixed.stable:
+        if fixed.stable or fixed.clip == math.inf:
             slope = model.gradient_sum(at, held) / settings.size
         else:
             slope = model.clipped_sum(at, held, fixed.clip) / settings.size
