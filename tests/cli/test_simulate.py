@@ -9,8 +9,8 @@ import pytest
 from cli_runner import crowdml, refused
 
 from crowdml import Crowd
-from crowdml.cli.task import shipped_text
-from crowdml.datasets import blobs
+from crowdml.cli.task import SHIPPED_DATA, find_task, shipped, shipped_text
+from crowdml.datasets import blobs, catalogue
 from crowdml.storage.ledger import Ledger
 
 
@@ -170,7 +170,7 @@ def test_a_masked_task_is_simulated_in_rounds_with_both_epsilons(tmp_path):
         assert words in text
     assert "staleness" not in text
     assert plot.stat().st_size > 1000
-    found = crowdml("simulate", "digits-masked", "--data", "digits", "--seed", "1", "--json", "-").json
+    found = crowdml("simulate", "digits-masked", "--seed", "1", "--json", "-").json
     assert found["passes"] == 5  # the task's own
     assert found["epsilon_sample"] <= 4 < found["epsilon_sample_alone"] < found["epsilon_device_alone"]
     (series,) = found["series"]
@@ -181,8 +181,10 @@ def test_a_masked_task_is_simulated_in_rounds_with_both_epsilons(tmp_path):
 
 
 def test_what_cohorts_cannot_do_is_refused():
-    assert "is masked" in refused("simulate", "digits-masked", "--data", "digits", "--delay", "100")
-    assert "is masked" in refused("simulate", "digits-masked", "--data", "digits", "--engine", "events")
+    late = refused("simulate", "digits-masked", "--data", "digits", "--delay", "100")
+    assert "Leave out the delay" in late
+    assert "engine" not in late
+    assert "engine 'compiled' alone" in refused("simulate", "digits-masked", "--data", "digits", "--engine", "events")
     assert "has no [masking]" in refused("simulate", "digits", "--dropout", "0.1")
 
 
@@ -218,3 +220,10 @@ def test_a_task_with_gram_is_simulated(tmp_path: Path):
     assert found.json["rounds"] == 1
     assert found.json["epsilon_sample"] <= 10 < found.json["epsilon_sample_alone"]
     assert found.json["accuracy"] > 0.3
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_task_has_data_of_its_shape(name: str):
+    task = find_task(name)
+    row = next(each for each in catalogue() if each.name == SHIPPED_DATA.get(name, name))
+    assert (row.features, row.classes) == (task.features.dimension, task.classes)

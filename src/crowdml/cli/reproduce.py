@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crowdml.cli.output import OutputError, Report, check_place, json_option, make_table, whole_file
+from crowdml.texts import count_text
 
 if TYPE_CHECKING:
     from crowdml.experiments.figure import Figure
@@ -83,7 +84,7 @@ def _show(report: Report, figure: Figure, quick: bool) -> None:
         report.print(claims)
     for note in figure.notes:
         report.print(f"- {note}")
-    report.print(f"{figure.trials} trials on {figure.data}, {figure.seconds:.1f} s.")
+    report.print(f"{count_text(figure.trials, 'trial')} on {figure.data}, {figure.seconds:.1f} s.")
 
 
 def _keep(report: Report, figure: Figure, result: dict[str, Any], out: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
-from crowdml.cli.task import find_task
+from crowdml.cli.task import SHIPPED_DATA, find_task
 from crowdml.errors import DataError, TaskError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Run a task on a crowd of simulated devices.")
 @click.argument("task", metavar="TASK")
-@click.option("--data", "data_name", metavar="NAME", help="The data set; without it the one named as the task is.")
+@click.option("--data", "data_name", metavar="NAME", help="The data set; without it the task's own.")
 @click.option(
     "--devices", type=int, metavar="M", help="How many devices; without it as many as fill one check-in each."
 )
@@ -156,13 +156,13 @@ def _load(task: Task, name: str | None, seed: int | None, devices: int | None) -
     from crowdml.datasets import NAMES, blobs, load
     from crowdml.features import normalise
 
-    if name is None and task.name not in NAMES:
+    name = name or SHIPPED_DATA.get(task.name) or (task.name if task.name in NAMES else None)
+    if name is None:
         raise DataError(f"task {task.name!r} names no data set; say --data, one of {', '.join(NAMES)}.")
     if task.labels.kind != "class":
         raise TaskError(
             f"task {task.name!r} predicts a number, and every data set here has classes; use it from Python."
         )
-    name = name or task.name
     if name == "synthetic" and task.classes is not None:
         from crowdml.protocols import find
 

@@ -35,6 +35,10 @@ def shipped_text(name: str) -> str:
     return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
+SHIPPED_DATA = {"admm-adult": "adult", "demo": "digits", "digits-masked": "digits", "gram-mnist": "mnist-pixels"}
+"""What a shipped task is simulated on, where no data set has its name."""
+
+
 def find_task(given: str) -> Task:
     """A task by its file, or by the name of one that is shipped."""
     from crowdml.errors import UnknownName

@@ -304,11 +304,13 @@ class _Masked:
         dropout: float,
         engine: str,
     ) -> _Masked:
-        if engine != "compiled" or delay not in (None, Delay()):
+        if delay not in (None, Delay()):
             raise TaskError(
-                f"task {task.name!r} is masked: its cohorts take their turns in step, so engine = "
-                '"compiled" and no delay. Its devices vanish by `dropout`.'
+                f"task {task.name!r} is masked: its cohorts take their turns in step, so no message is late. Leave out "
+                "the delay; devices vanish by `dropout`."
             )
+        if engine != "compiled":
+            raise TaskError(f"task {task.name!r} is masked, and cohorts run on the engine 'compiled' alone.")
         if not 0 <= dropout < 1:
             raise TaskError(f"dropout = {dropout:g}: a share of the devices, from 0 to below 1.")
         empty = np.zeros((1, 1), np.float32), np.zeros(1, np.int32)
