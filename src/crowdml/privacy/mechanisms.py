@@ -608,6 +608,8 @@ class Exposed:
     observer: Observer = Observer.ANYONE
     kind: str = "none"
     grid: Grid = COUNTS
+    whole: bool = False
+    """Whether it takes one row for all samples."""
 
     @property
     def loss(self) -> Loss:
