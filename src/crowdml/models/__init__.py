@@ -3,6 +3,7 @@
 from crowdml.models.binary import Logistic, SmoothSvm, Svm
 from crowdml.models.linear import LeastSquares, Linear
 from crowdml.models.make import KINDS, make_model
+from crowdml.models.mlp import Mlp
 from crowdml.models.model import Model, Norm
 from crowdml.models.softmax import Softmax
 
@@ -11,6 +12,7 @@ __all__ = [
     "LeastSquares",
     "Linear",
     "Logistic",
+    "Mlp",
     "Model",
     "Norm",
     "SmoothSvm",

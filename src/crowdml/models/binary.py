@@ -35,6 +35,10 @@ class TwoClasses:
     def convex(self) -> bool:
         return True
 
+    @property
+    def bounded(self) -> bool:
+        return True
+
     def start(self) -> Array:
         return np.zeros(self.shape, np.float32)
 

@@ -9,13 +9,9 @@ import numpy as np
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import LARGEST, clipped_sum, gradient_rows, gradient_sum, score, settled
+from crowdml.models.scores import LARGEST, ROOT, clipped_sum, gradient_rows, gradient_sum, number_cells, score, settled
 
 __all__ = ["LeastSquares", "Linear"]
-
-
-ROOT = 1e15
-"""Of LARGEST: the square of what is held to it is a float32."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,10 @@ class Linear:
 
     @property
     def convex(self) -> bool:
+        return True
+
+    @property
+    def bounded(self) -> bool:
         return True
 
     def start(self) -> Array:
@@ -85,11 +85,7 @@ class Linear:
         return ((off > self.tolerance) & self._known(samples)).astype(xp.int32)
 
     def label_cells(self, samples: Samples) -> Integers:
-        xp = namespace(samples.y)
-        known = self._known(samples)
-        place = xp.floor((xp.where(known, samples.y, 0) / self.bound + 1) * (0.5 * self.bins))
-        cell = xp.clip(place, 0, self.bins - 1)  # y = bound belongs to the last bin
-        return ((cell[:, None] == xp.arange(self.bins)) & known[:, None]).astype(xp.int32)
+        return number_cells(samples.y, self.bound, self.bins)
 
     def gradient_bound(self, norm: Norm, radius: float) -> float:
         check_radius(norm, radius)
@@ -113,6 +109,10 @@ class LeastSquares(Linear):
     It grows with the weights without bound, so no sensitivity holds for it (review, G4): for as-published runs alone.
     The width of Huber's loss, which is the sound form, has no meaning here.
     """
+
+    @property
+    def bounded(self) -> bool:
+        return False
 
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)

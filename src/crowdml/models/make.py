@@ -9,6 +9,7 @@ from typing import Any
 from crowdml.errors import TaskError
 from crowdml.models.binary import Logistic, SmoothSvm, Svm
 from crowdml.models.linear import LeastSquares, Linear
+from crowdml.models.mlp import ACTIVATIONS, TOPS, Mlp
 from crowdml.models.model import Model
 from crowdml.models.softmax import Softmax
 
@@ -20,6 +21,10 @@ LARGEST_SETTING = 1e6
 Builder = Callable[[int, "int | None", Mapping[str, Any]], Model]
 
 LINEAR_SETTINGS = ("width", "tolerance", "bound", "bins")
+MLP_SETTINGS = ("hidden", "activation", "top", "seed")
+
+MOST_WEIGHTS = 10_000_000
+"""Of a perceptron: 40 MB, which is what a device would send and the server keep for each version."""
 
 
 def _number(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]) -> Builder:
@@ -27,14 +32,18 @@ def _number(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]) -> 
         if classes is not None:
             raise TaskError(f"model {kind!r} predicts a number, but {classes} classes are given. Use 'softmax'.")
         _refuse_unknown(kind, settings, allowed)
-        for name in ("width", "tolerance", "bound"):
-            _refuse_number(kind, name, settings.get(name, 1.0), zero=name == "tolerance")
-        bins = settings.get("bins", 10)
-        if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
-            raise TaskError(f"model {kind!r}: bins = {bins!r} is not a positive whole number.")
+        _refuse_label_settings(kind, settings)
         return make(dimension, **settings)
 
     return build
+
+
+def _refuse_label_settings(kind: str, settings: Mapping[str, Any]) -> None:
+    for name in ("width", "tolerance", "bound"):
+        _refuse_number(kind, name, settings.get(name, 1.0), zero=name == "tolerance")
+    bins = settings.get("bins", 10)
+    if not _whole(bins) or bins < 1:
+        raise TaskError(f"model {kind!r}: bins = {bins!r} is not a positive whole number.")
 
 
 def _refuse_number(kind: str, name: str, value: Any, *, zero: bool = False) -> None:
@@ -62,10 +71,39 @@ def _softmax(dimension: int, classes: int | None, settings: Mapping[str, Any]) -
     return Softmax(dimension, classes)
 
 
+def _mlp(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
+    _refuse_unknown("mlp", settings, MLP_SETTINGS if classes else (*MLP_SETTINGS, *LINEAR_SETTINGS[1:]))
+    if classes is not None and classes < 2:
+        raise TaskError(f"model 'mlp' needs at least 2 classes, not {classes}, or labels that are numbers.")
+    made: dict[str, Any] = {"seed": 1, "top": "softmax" if classes else "squared", **settings}
+    hidden = made.pop("hidden", None)
+    if not isinstance(hidden, (list, tuple)) or not hidden or not all(_whole(each) and each >= 1 for each in hidden):
+        raise TaskError(
+            f"model 'mlp': hidden = {hidden!r} is not a list of the units of each hidden layer, such as [75, 75]."
+        )
+    for name, allowed in (("activation", ACTIVATIONS), ("top", TOPS)):
+        if made.get(name, allowed[0]) not in allowed:
+            raise TaskError(f"model 'mlp': {name} = {made[name]!r}: choose one of {', '.join(allowed)}.")
+    if classes is None and made["top"] == "softmax":
+        raise TaskError("model 'mlp': top = 'softmax' needs classes, and these labels are numbers. Use 'squared'.")
+    if not _whole(made["seed"]) or not 0 <= made["seed"] < 2**63:
+        raise TaskError(f"model 'mlp': seed = {made['seed']!r} is not a whole number from 0 to 2^63 - 1.")
+    _refuse_label_settings("mlp", settings)
+    model = Mlp(dimension, classes, tuple(hidden), **made)
+    if model.shape[0] > MOST_WEIGHTS:
+        raise TaskError(f"model 'mlp': {model.shape[0]:,} weights; at most {MOST_WEIGHTS:,}. Use fewer units.")
+    return model
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 KINDS: Mapping[str, Builder] = {
     "least-squares": _number("least-squares", LeastSquares, LINEAR_SETTINGS[1:]),
     "linear": _number("linear", Linear, LINEAR_SETTINGS),
     "logistic": _two_classes("logistic", Logistic),
+    "mlp": _mlp,
     "smooth-svm": _two_classes("smooth-svm", SmoothSvm, ("width",)),
     "softmax": _softmax,
     "svm": _two_classes("svm", Svm),

@@ -45,6 +45,11 @@ class Model(Interface):
         """Whether each sample's loss is convex in the weights: an argument about minima may rest on it."""
         ...
 
+    @property
+    def bounded(self) -> bool:
+        """Whether `gradient_bound` has an answer. Without one, what leaves must be clipped to a bound of the task's."""
+        ...
+
     def start(self) -> Array:
         """The public first weights, [*shape] float32: the same bits on every machine."""
         ...

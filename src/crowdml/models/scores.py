@@ -6,10 +6,24 @@ import numpy as np
 
 from crowdml.arrays import Array, namespace
 
-__all__ = ["LARGEST", "clipped_sum", "gradient_rows", "gradient_sum", "known_class", "score", "settled", "shrinking"]
+__all__ = [
+    "LARGEST",
+    "ROOT",
+    "clipped_sum",
+    "gradient_rows",
+    "gradient_sum",
+    "known_class",
+    "number_cells",
+    "score",
+    "settled",
+    "shrinking",
+]
 
 LARGEST = 1e30
 """A score beyond this is as good as infinite: twice it is still a float32."""
+
+ROOT = 1e15
+"""Of LARGEST: the square of what is held to it is a float32."""
 
 
 def score(weights: Array, x: Array) -> tuple[Array, Array]:
@@ -35,6 +49,15 @@ def known_class(y: Array, classes: int) -> Array:
     """[b] bool: y is one of 0, ..., classes - 1."""
     known = (y >= 0) & (y < classes)
     return known & (y == namespace(y).floor(y)) if y.dtype.kind == "f" else known
+
+
+def number_cells(y: Array, bound: float, bins: int) -> Array:
+    """[b, bins] int32: a 1 in the interval of [-bound, bound] that y [b] falls into; none for a y outside it."""
+    xp = namespace(y)
+    known = xp.abs(y) <= bound  # false for NaN
+    place = xp.floor((xp.where(known, y, 0) / bound + 1) * (0.5 * bins))
+    cell = xp.clip(place, 0, bins - 1)  # y = bound belongs to the last bin
+    return ((cell[:, None] == xp.arange(bins)) & known[:, None]).astype(xp.int32)
 
 
 def gradient_rows(x: Array, slope: Array) -> Array:

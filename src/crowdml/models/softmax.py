@@ -37,6 +37,10 @@ class Softmax:
     def convex(self) -> bool:
         return True
 
+    @property
+    def bounded(self) -> bool:
+        return True
+
     def start(self) -> Array:
         return np.zeros(self.shape, np.float32)
 

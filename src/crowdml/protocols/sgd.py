@@ -7,7 +7,8 @@ Where we differ, and why:
 - l2 geometry and discrete Gaussian noise by default; l1 and discrete Laplace, the paper's (10), by a word in the task.
 - The sample count n_s is not sent: a check-in always uses `batch` samples, so the count is public (H4).
 - Sums on a grid travel, not averages of floats (R5, R8); the server divides by the public batch size.
-- lambda * w is public, so the server adds it. Devices start from zero weights, not random ones: the risk is convex.
+- lambda * w is public, so the server adds it. A convex model starts from zero weights, not from random ones; a
+  perceptron, from the public ones of its seed, and each of its gradients is held to `protocol.clip`.
 - The counts take the noise they need: the error count has sensitivity 1, and all label counts together 2 (H5). The
   paper's exponents epsilon/2 come with `as_published`, where each label is also charged on its own.
 - With `[masking]` the same sums leave under masks, each device with a share of the noise: the server hears a cohort's
@@ -260,6 +261,8 @@ def _masked_table(task: Task, settings: Settings, model: Model) -> tuple[Mapping
 
 def _longest(model: Model, norm: Literal["l1", "l2"], bound: Fraction, clip: Fraction | None) -> float:
     """How long a sample's gradient may be: the model's own bound, or the task's `protocol.clip` where that is less."""
+    if clip is not None and not model.bounded:
+        return float(clip)
     longest = model.gradient_bound(norm, float(bound))
     return longest if clip is None else min(longest, float(clip))
 
@@ -304,8 +307,7 @@ def public_step(task: Task) -> Fraction:
     Ten is a round number, checked on made-up blobs and on MNIST's public images: 3 and 30 are not far from it.
     """
     fixed = plan(task)
-    bound = fixed.model.gradient_bound("l2", float(task.features.norm.bound))
-    bound = bound if fixed.settings.clip is None else min(bound, float(fixed.settings.clip))
+    bound = _longest(fixed.model, "l2", task.features.norm.bound, fixed.settings.clip)
     noise = (_deviation(fixed.table["gradient"]) / fixed.used) ** 2 / (task.masking.minimum if task.masking else 1)
     energy = bound**2 + math.prod(fixed.model.shape) * noise
     return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
@@ -414,11 +416,11 @@ class Learning:
 
 def publish_initial(task: Task, ctx: Context) -> Step[Learning]:
     model = plan(task).model
-    zeros = np.zeros(model.shape, np.float32)
+    weights, zeros = model.start(), np.zeros(model.shape, np.float32)
     none = np.int32(0)
     counts = np.int64(0), np.zeros(model.cells, np.int64)  # 2^31 counts below 2^31 fit
-    state = Learning(zeros, zeros, none, none, *counts)
-    return Step(state, (Publish(Params(zeros, none)),))
+    state = Learning(weights, zeros, none, none, *counts)
+    return Step(state, (Publish(Params(weights, none)),))
 
 
 def apply(task: Task, state: Learning, gradient: Gradient, ctx: Context) -> Step[Learning]:
