@@ -25,6 +25,9 @@ MODELS = [
     SmoothSvm(D, width=0.05),
     Linear(D),
     Linear(D, width=3.0, bound=2.0),
+    Svm(D, bias=True),
+    SmoothSvm(D, width=0.25, bias=True),
+    Logistic(D, bias=True),
 ]
 NORMS = ["l1", "l2"]
 CLIP = 1e-3
@@ -124,7 +127,8 @@ def test_a_gradient_changes_no_faster_with_the_weights_than_its_smoothness_and_n
     fastest = 0.0
     tame = [weights for weights in worst_weights(model) if np.abs(weights).max() < 1e3]  # 1e-4 is a step there
     for weights in tame + [0.1 * rng.normal(size=model.shape) for _ in range(200)]:
-        for sample in samples.x[:: len(labels(model))]:  # along the sample is where it changes fastest
+        for row in samples.x[:: len(labels(model))]:  # along the sample is where it changes fastest
+            sample = np.append(row, 1.0) if model.shape == (D + 1,) else row
             step = 1e-4 * (np.outer(sample, rng.normal(size=model.shape[1])) if weights.ndim == 2 else sample)
             moved = size(model.gradients(weights + step, samples) - model.gradients(weights, samples), "l2")
             fastest = max(fastest, moved.max() / np.sqrt((step**2).sum()))
@@ -155,6 +159,26 @@ def test_the_bounds_are_those_of_the_review():
     assert Linear(5, width=0.5).gradient_bound("l2", 2.0) == 1
 
 
+def test_a_bias_is_one_feature_more_in_every_bound():
+    for make in (Logistic, Svm, SmoothSvm):
+        model = make(5, bias=True)
+        assert model.shape == (6,)
+        assert model.gradient_bound("l1", 2.0) == 3
+        assert model.gradient_bound("l2", 2.0) == math.sqrt(5)
+    assert Logistic(5, bias=True).smoothness(2.0) == pytest.approx(5 / 4)
+    assert SmoothSvm(5, width=0.25, bias=True).smoothness(2.0) == pytest.approx(20)
+
+
+def test_a_bias_moves_with_a_zero_row_and_not_with_a_broken_one():
+    model = Svm(2, bias=True)
+    samples = Samples(np.array([[0.0, 0.0], [np.nan, 0.0], [3.0, 4.0]]), np.array([1, 1, 0]))
+    rows = model.gradients(np.array([0.0, 0.0, 0.5]), samples)
+    assert rows.tolist() == [[0, 0, -1], [0, 0, 0], [3, 4, 1]]
+    assert model.predict(np.array([0.0, 0.0, 0.5]), samples.x).tolist() == [1, 0, 1]
+    share = model.clipped_sum(np.array([0.0, 0.0, 0.5]), samples[2:], 1.0)
+    np.testing.assert_allclose(share, np.array([3, 4, 1]) / math.sqrt(26))
+
+
 finite_or_not = st.one_of(st.sampled_from(NASTY), st.floats(width=32))
 
 
@@ -179,8 +203,8 @@ def test_no_weights_and_no_sample_make_a_gradient_nan_infinite_or_longer_than_it
         for norm in NORMS:
             usable = np.isfinite(x).all(1)
             lengths = size(np.where(usable[:, None], x, 0), norm)
-            bound = model.gradient_bound(norm, 1.0)
-            assert (size(gradients, norm) <= bound * lengths * (1 + 1e-6) + 1e-37).all()
+            bounds = [model.gradient_bound(norm, max(1e-37, length)) for length in lengths]
+            assert (size(gradients, norm) <= np.array(bounds) * (1 + 1e-6)).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -207,6 +231,7 @@ def test_a_sample_with_one_broken_entry_counts_as_the_zero_sample_and_leaves_the
     y = np.array([labels(model)[-1]] * 3)
     bad, zero = x.copy(), x.copy()
     bad[1, 0], zero[1] = broken, 0
+    y = np.where([False, model.shape == (D + 1,), False], 99, y)  # a bias sees a zero row: nothing is left to compare
     for xp in (np, jnp):
         w, y_there = xp.asarray(weights), xp.asarray(y)
         ours, theirs = Samples(xp.asarray(bad), y_there), Samples(xp.asarray(zero), y_there)

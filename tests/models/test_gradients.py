@@ -20,6 +20,9 @@ MODELS = [
     Linear(5),
     Linear(5, width=0.25, bound=2.0, bins=4),
     LeastSquares(5),
+    Svm(5, bias=True),
+    SmoothSvm(5, width=0.2, bias=True),
+    Logistic(5, bias=True),
 ]
 by_model = pytest.mark.parametrize("model", MODELS, ids=repr)
 
@@ -30,6 +33,10 @@ def draw(model, seed, b=12, dtype=np.float64, spread=1.0):
     x = rng.normal(size=(b, model.dimension)).astype(dtype)
     y = rng.integers(0, model.classes, b) if model.classes else rng.uniform(-model.bound, model.bound, b).astype(dtype)
     return weights, x, y
+
+
+def scores(model, weights, x):
+    return x @ weights[:-1] + weights[-1] if getattr(model, "bias", False) else x @ weights
 
 
 def autodiff(model, weights, x, y):
@@ -74,7 +81,7 @@ def test_the_sum_of_gradients_is_their_sum(model, dtype):
 @by_model
 def test_losses_equal_the_textbook_formula(model):
     weights, x, y = draw(model, seed=2)
-    z = x @ weights
+    z = scores(model, weights, x)
     if isinstance(model, Softmax):
         expected = np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]
     elif isinstance(model, Logistic):
@@ -98,7 +105,7 @@ def test_numpy_and_jax_agree_to_1e_5(model, seed, spread):
     weights, x, y = draw(model, seed, b=8, dtype=np.float32, spread=spread)
     ours, theirs = (weights, Samples(x, y)), on_jax(weights, x, y)
     # a score within rounding of a kink or a tie may fall on either side of it
-    z = x.astype(np.float64) @ weights.astype(np.float64)
+    z = scores(model, weights.astype(np.float64), x.astype(np.float64))
     if isinstance(model, Svm | SmoothSvm):
         clear = np.abs((2 * y - 1) * z - 1) > 1e-3
     elif isinstance(model, Linear):
@@ -217,6 +224,9 @@ def test_every_kind_can_be_made_by_its_name():
     assert make_model("logistic", 50, 2) == Logistic(50)
     assert make_model("svm", 50, 2) == Svm(50)
     assert make_model("smooth-svm", 50, 2, width=0.1) == SmoothSvm(50, width=0.1)
+    assert make_model("svm", 50, 2, bias=True) == Svm(50, bias=True)
+    assert make_model("smooth-svm", 50, 2, bias=True, width=0.1) == SmoothSvm(50, width=0.1, bias=True)
+    assert make_model("logistic", 50, 2, bias=True).shape == (51,)
     assert make_model("least-squares", 50, None) == LeastSquares(50)
     assert make_model("linear", 50, None, width=0.5, tolerance=0) == Linear(50, width=0.5, tolerance=0)
     assert make_model("softmax", 50, 10).shape == (50, 10)
@@ -239,6 +249,10 @@ def test_every_kind_can_be_made_by_its_name():
         (("softmax", 3, 4), {"width": 1.0}, "no setting 'width'. It has none"),
         (("linear", 3, None), {"depth": 1}, "no setting 'depth'. Its settings are width, tolerance, bound, bins"),
         (("linear", 3, None), {"width": 0.0}, "width = 0.0 is not"),
+        (("smooth-svm", 3, 2), {"width": 0.0}, "width = 0.0 is not"),
+        (("svm", 3, 2), {"width": 1.0}, "no setting 'width'. Its settings are bias"),
+        (("svm", 3, 2), {"bias": 1}, "bias = 1 is not true or false"),
+        (("linear", 3, None), {"bias": True}, "no setting 'bias'"),
         (("linear", 3, None), {"width": float("nan")}, "width = nan is not"),
         (("linear", 3, None), {"bound": "one"}, "bound = 'one' is not"),
         (("linear", 3, None), {"bins": 2.5}, "bins = 2.5 is not"),

@@ -1,8 +1,9 @@
-"""Two classes and one weight vector: logistic regression and the linear support vector machine, also smoothed."""
+"""Two classes and one weight vector: logistic regression, the support vector machine, and that smoothed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,13 +16,18 @@ __all__ = ["Logistic", "SmoothSvm", "Svm"]
 
 @dataclass(frozen=True)
 class TwoClasses:
-    """What they share: weights [d], y in {0, 1}, class 1 where x.w > 0."""
+    """What they share: weights [d], y in {0, 1}, class 1 where x.w > 0.
+
+    With a bias the weights are [d + 1], the bias last, and x stands for (x, 1) wherever it is written: |(x, 1)| is
+    sqrt(|x|^2 + 1) in the l2 norm and |x| + 1 in the l1 norm.
+    """
 
     dimension: int
+    bias: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.dimension,)
+        return (self.dimension + self.bias,)
 
     @property
     def classes(self) -> int:
@@ -42,6 +48,20 @@ class TwoClasses:
     def start(self) -> Array:
         return np.zeros(self.shape, np.float32)
 
+    def _score(self, weights: Array, x: Array) -> tuple[Array, Array]:
+        """x [b, d], or (x, 1) [b, d + 1], and its scores [b]: NaN where a sample cannot be used."""
+        if self.bias:
+            xp = namespace(weights, x)
+            x = xp.concatenate([x, xp.ones_like(x[:, :1])], axis=1)
+        return score(weights, x)
+
+    def _reach(self, norm: Norm, radius: float) -> float:
+        """The largest |x|, or |(x, 1)|, for |x| <= radius."""
+        check_radius(norm, radius)
+        if not self.bias:
+            return radius
+        return radius + 1 if norm == "l1" else math.hypot(radius, 1)
+
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
         raise NotImplementedError
@@ -57,7 +77,7 @@ class TwoClasses:
 
     def predict(self, weights: Array, x: Array) -> Integers:
         xp = namespace(weights, x)
-        return (score(weights, x)[1] > 0).astype(xp.int32)
+        return (self._score(weights, x)[1] > 0).astype(xp.int32)
 
     def mistakes(self, weights: Array, samples: Samples) -> Integers:
         xp = namespace(weights, samples.x)
@@ -69,8 +89,7 @@ class TwoClasses:
         return (samples.y[:, None] == xp.arange(2)).astype(xp.int32)
 
     def gradient_bound(self, norm: Norm, radius: float) -> float:
-        check_radius(norm, radius)
-        return 1.0 * radius  # the slope of each of these losses in x.w is at most 1
+        return 1.0 * self._reach(norm, radius)  # the slope of each of these losses in x.w is at most 1
 
 
 @dataclass(frozen=True)
@@ -82,20 +101,19 @@ class Logistic(TwoClasses):
 
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
-        scores = settled(score(weights, samples.x)[1])
+        scores = settled(self._score(weights, samples.x)[1])
         against = xp.where(samples.y == 1, -scores, scores)
         return xp.where(known_class(samples.y, 2), xp.maximum(against, 0) + xp.log1p(xp.exp(-xp.abs(against))), 0)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         xp = namespace(weights, samples.x)
-        x, scores = score(weights, samples.x)
+        x, scores = self._score(weights, samples.x)
         usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
         chance = 0.5 + 0.5 * xp.tanh(0.5 * scores)  # never overflows, unlike 1 / (1 + exp(-scores))
         return x, xp.where(usable, chance - (samples.y == 1), xp.nan)
 
     def smoothness(self, radius: float) -> float | None:
-        check_radius("l2", radius)
-        return radius**2 / 4  # p (1 - p) is at most 1/4
+        return self._reach("l2", radius) ** 2 / 4  # p (1 - p) is at most 1/4
 
 
 @dataclass(frozen=True)
@@ -107,12 +125,12 @@ class Svm(TwoClasses):
 
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
-        scores = settled(score(weights, samples.x)[1])
+        scores = settled(self._score(weights, samples.x)[1])
         return xp.where(known_class(samples.y, 2), xp.maximum(1 - xp.where(samples.y == 1, scores, -scores), 0), 0)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         xp = namespace(weights, samples.x)
-        x, scores = score(weights, samples.x)
+        x, scores = self._score(weights, samples.x)
         sign = xp.where(samples.y == 1, 1, -1).astype(x.dtype)
         usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
         return x, xp.where(usable, xp.where(sign * scores < 1, -sign, 0), xp.nan)
@@ -133,21 +151,20 @@ class SmoothSvm(TwoClasses):
 
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
-        short = xp.maximum(1 - self._margin(settled(score(weights, samples.x)[1]), samples), 0)
+        short = xp.maximum(1 - self._margin(settled(self._score(weights, samples.x)[1]), samples), 0)
         inner = xp.minimum(short, self.width)
         return xp.where(known_class(samples.y, 2), inner / self.width * (short - 0.5 * inner), 0)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         xp = namespace(weights, samples.x)
-        x, scores = score(weights, samples.x)
+        x, scores = self._score(weights, samples.x)
         usable = (scores == scores) & known_class(samples.y, 2)  # NaN alone differs from itself
         share = xp.clip(1 - self._margin(scores, samples), 0, self.width) / self.width
         slope = xp.where(samples.y == 1, -share, share)
         return x, xp.where(usable, slope, xp.nan).astype(x.dtype)
 
     def smoothness(self, radius: float) -> float | None:
-        check_radius("l2", radius)
-        return radius**2 / self.width
+        return self._reach("l2", radius) ** 2 / self.width
 
     def _margin(self, scores: Array, samples: Samples) -> Array:
         return namespace(scores).where(samples.y == 1, scores, -scores)

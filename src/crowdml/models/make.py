@@ -52,13 +52,16 @@ def _refuse_number(kind: str, name: str, value: Any, *, zero: bool = False) -> N
         raise TaskError(f"model {kind!r}: {name} = {value!r} is not a positive number up to {LARGEST_SETTING:g}.")
 
 
-def _two_classes(kind: str, make: Callable[..., Model], allowed: tuple[str, ...] = ()) -> Builder:
+def _two_classes(kind: str, make: Callable[..., Model], allowed: tuple[str, ...] = ("bias",)) -> Builder:
     def build(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
         if classes != 2:
             raise TaskError(f"model {kind!r} needs exactly 2 classes, not {classes}. Use 'softmax' for more.")
         _refuse_unknown(kind, settings, allowed)
-        for name, value in settings.items():
-            _refuse_number(kind, name, value)
+        bias = settings.get("bias", False)
+        if not isinstance(bias, bool):
+            raise TaskError(f"model {kind!r}: bias = {bias!r} is not true or false.")
+        if "width" in allowed:
+            _refuse_number(kind, "width", settings.get("width", 1.0))
         return make(dimension, **settings)
 
     return build
@@ -104,7 +107,7 @@ KINDS: Mapping[str, Builder] = {
     "linear": _number("linear", Linear, LINEAR_SETTINGS),
     "logistic": _two_classes("logistic", Logistic),
     "mlp": _mlp,
-    "smooth-svm": _two_classes("smooth-svm", SmoothSvm, ("width",)),
+    "smooth-svm": _two_classes("smooth-svm", SmoothSvm, ("bias", "width")),
     "softmax": _softmax,
     "svm": _two_classes("svm", Svm),
 }
