@@ -84,20 +84,32 @@ def charts_are_drawn(page: Any) -> None:
 
 def main(folder: Path) -> None:
     """A picture of every page of participants and owners: desktop and phone, light and dark, both languages."""
-    from crowd import open_crowd
+    from crowd import make_study, open_crowd
+    from test_masked_pages import TASK, one_round
 
     folder.mkdir(parents=True, exist_ok=True)
-    with chromium() as browser, tempfile.TemporaryDirectory() as data, open_crowd(Path(data) / "data") as crowd:
+    ended = make_study("ended", "Which way do you come to work?", epsilon="{ gradient = 0.9 }", stop="")
+    with contextlib.ExitStack() as stack:
+        browser = stack.enter_context(chromium())
+        data = stack.enter_context(tempfile.TemporaryDirectory())
+        crowd = stack.enter_context(open_crowd(Path(data) / "data", TASK, ended))
         if browser is None:
             sys.exit("There is no Chromium here: no picture was made.")
         crowd.running.hub.store.set_setting(
             "contact", b"City of Example, transport planning\nstudy@example.org\nhttps://example.org/study"
         )
+        left = crowd.running.device()
+        for _ in range(3):
+            one_round(crowd)
+            crowd.check_in(left, task=ended)
+            crowd.point()
+        crowd.running.run(crowd.running.hub.set_state(ended.hash, "stopped"))
         crowd.goes_on(check_ins=480, moments=30)
         code = crowd.running.started.code
         owner = crowd.owner_address(crowd.devices[0])
         pages = {
             "home": "/", "study": crowd.path, "join": f"/join/{code}", "join-unknown": "/join/nothing",
+            "study-masked": f"/studies/{TASK.hash.hex()[:12]}", "study-ended": f"/studies/{ended.hash.hex()[:12]}",
             "device": owner, "withdraw": "/device/withdraw", "error": "/nothing",
         }  # fmt: skip
         looks = [
@@ -110,8 +122,9 @@ def main(folder: Path) -> None:
             with window(browser, crowd.base, size, dark=dark, locale=locale) as opened:
                 for name, path in pages.items():
                     opened.open(path)
-                    if name == "study":
+                    if name.startswith("study"):
                         charts_are_drawn(opened.page)
+                    if name == "study":
                         opened.page.locator("details").first.evaluate("each => each.open = true")
                     opened.whole(folder / f"{name}-{look}.png")
                     print(folder / f"{name}-{look}.png")
@@ -122,5 +135,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "server")]
+    tests = Path(__file__).parent.parent
+    sys.path[:0] = [str(tests / name) for name in ("portal", "server", "cli")]
     main(Path(sys.argv[1]))

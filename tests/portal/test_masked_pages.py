@@ -24,10 +24,11 @@ def one_round(crowd: Crowd) -> None:
     """Five devices, of which one goes after it has shared its secrets: four are in the sum."""
     rounds = crowd.running.hub.runners[TASK.hash].rounds
     assert rounds is not None
+    before = rounds.counts.get("summed", 0)
     devices = masked_crowd(crowd.running, TASK, 5)
     for each in devices:
         each.advertise()
-    through(devices, lambda: rounds.counts.get("summed", 0) == 1)
+    through(devices, lambda: rounds.counts.get("summed", 0) > before)
 
 
 def test_a_study_under_masks_says_what_the_server_learns_and_what_colluders_leave(tmp_path: Path):
@@ -83,6 +84,16 @@ def test_a_total_of_the_server_is_nowhere_shown_as_a_check_in(tmp_path: Path):
     with open_crowd(tmp_path / "data", TASK) as again:
         hosted = next(each for each in again.running.hub.hosted() if each.task == TASK)
         assert hosted.check_ins == 5, "after a restart as before"
+
+
+def test_a_device_that_was_too_late_for_a_round_is_no_refusal(tmp_path: Path):
+    with open_crowd(tmp_path / "data", TASK) as crowd:
+        one_round(crowd)
+        late = masked_crowd(crowd.running, TASK, 1)[0]
+        assert late.begin(1).slug == "round-over"
+        seen = words_of(set_up(crowd).get("/operator").text)
+        assert "Refusals since the start None." in seen
+        assert "1 time a device was too late for a round" in seen
 
 
 def test_a_study_without_masks_speaks_of_none(busy: Crowd):

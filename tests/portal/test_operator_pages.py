@@ -294,7 +294,12 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
     assert "The task runs again" in desk.post(f"{path}/state", to="run").text
     crowd.check_in(device)
     desk.get(path)
+    assert "Invite devices" in desk.get(path).text
     assert "The task is stopped" in desk.post(f"{path}/state", to="stop").text
+    assert "Invite devices" not in desk.get(path).text
+    desk.get("/operator/invitations/new")
+    form = {"number": "2", "uses": "1", "ends": "7d", "rate": "", "label": "", "task": crowd.task.hash.hex()}
+    assert "tasks that have not ended" in desk.post("/operator/invitations/new", **form).text
     assert device.check_in(crowd.task).slug == "task-stopped"
     assert [kind for kind, detail in events(crowd) if detail == "by anna"] == ["stopped", "running", "paused"]
     assert desk.post(f"{path}/state", to="explode").status == 422

@@ -157,9 +157,11 @@ def test_a_study_without_counts_and_budget_says_that(tmp_path: Path):
     with open_crowd(tmp_path / "data", bare) as crowd:
         crowd.check_in(crowd.device(), task=bare)
         crowd.point()
-        seen = words_of(crowd.browser().get(f"/studies/{bare.hash.hex()[:12]}").text)
-        for fact in ("not counted in this study", "do not count errors", "do not count labels", "sets no budget"):
-            assert fact in seen, fact
+        page = crowd.browser().get(f"/studies/{bare.hash.hex()[:12]}").text
+        for fact in ("do not count errors", "do not count labels", "sets no budget"):
+            assert fact in words_of(page), fact
+        assert re.findall(r'data-chart="([^"]+)"', page) == ["check-ins", "devices"], "and no empty boxes"
+        assert 'data-live="error"' not in page
 
 
 def test_before_the_first_check_in_there_is_nothing_to_draw(crowd: Crowd):
@@ -184,9 +186,10 @@ def test_a_closed_study_shows_its_promise_and_not_how_it_goes(crowd: Crowd):
 
 def test_an_ended_study_says_why_and_that_nobody_can_join(crowd: Crowd):
     crowd.running.hub.states[crowd.task.hash] = "stopped"
-    seen = words_of(crowd.browser().get(crowd.path).text)
-    assert "This study has ended." in seen
-    assert "nobody can join it any more" in seen
+    page = crowd.browser().get(crowd.path).text
+    assert "This study has ended." in words_of(page)
+    assert "nobody can join it any more" in words_of(page)
+    assert 'class="qr"' not in page
 
 
 # --- invitations ---

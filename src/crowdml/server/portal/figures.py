@@ -74,15 +74,6 @@ class Figures:
         return self.moments[-1].devices if self.moments else 0
 
     @property
-    def counts_errors(self) -> bool:
-        """False where the task lets no such count out."""
-        return not self.moments or self.moments[-1].tally.errors is not None
-
-    @property
-    def counts_labels(self) -> bool:
-        return not self.moments or self.moments[-1].tally.labels is not None
-
-    @property
     def shown(self) -> tuple[Error, ...]:
         """Errors that are not hidden."""
         return tuple(each for each in self.errors if not each.rate.hidden)
@@ -226,8 +217,8 @@ def _over_time(value: Callable[[Moment], int]) -> Callable[[Axes, Figures, Words
 
         x: Any = [datetime.fromisoformat(each.at) for each in figures.moments]
         y = [value(each) for each in figures.moments]
-        axes.fill_between(x, 0, y, color=look["accent"], alpha=0.12, linewidth=0)
-        axes.plot(x, y, color=look["accent"], linewidth=2)
+        axes.fill_between(x, 0, y, step="post", color=look["accent"], alpha=0.12, linewidth=0)
+        axes.step(x, y, where="post", color=look["accent"], linewidth=2)  # nothing is known between two moments
         axes.set_ylim(0, max(1, *y) * 1.08)
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_formatter(lambda value, _: said.number(round(value)))

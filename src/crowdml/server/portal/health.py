@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from crowdml.server.hub import Hosted, Hub
 from crowdml.server.portal.figures import Figures
+from crowdml.server.portal.studies import charts_of
 from crowdml.storage.server import Counts, Store, StoredTask
 from crowdml.storage.server.operating import index_before, latest_arrival, recent_devices, spent_statements
 from crowdml.wire.envelopes import open_signed
@@ -38,6 +39,7 @@ __all__ = [
 DELTA = 1e-6
 LOOKED_AT = 200
 """The last check-ins whose staleness is measured."""
+LATE = "round-over"
 FRESH = 15.0
 """Seconds for which the crowd's totals are not added up again."""
 
@@ -191,6 +193,10 @@ class Row:
     def id(self) -> str:
         return self.hosted.task.hash.hex()[:12]
 
+    @property
+    def counts_errors(self) -> bool:
+        return "error" in charts_of(self.hosted.task)
+
 
 @dataclass(frozen=True)
 class Health:
@@ -199,6 +205,8 @@ class Health:
     free: int | None
     is_full: bool
     refusals: tuple[Refusal, ...]
+    late: int
+    """How often a device missed a phase of its round: nobody's fault, and no refusal."""
     spent: Spent
 
 
@@ -229,8 +237,9 @@ async def health(state: Any) -> Health:
         tuple(
             Refusal(slug, count, PROBLEMS[slug].title, PROBLEMS[slug].help)
             for slug, count in refusals
-            if slug in PROBLEMS
+            if slug in PROBLEMS and slug != LATE
         ),
+        hub.counts.get(LATE, 0),
         kept.spent,
     )
 

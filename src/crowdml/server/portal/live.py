@@ -37,7 +37,7 @@ def error_now(study: Study, said: Words) -> str:
     """The last error estimate in words, or why there is none."""
     figures = study.figures
     if not figures.errors:
-        return said("live.error.wait" if figures.counts_errors else "live.error.none")
+        return said("live.error.wait" if "error" in study.charts else "live.error.none")
     last = figures.errors[-1].rate
     if last.hidden:
         return said("live.error.hidden")

@@ -13,7 +13,7 @@ from crowdml.privacy.mechanisms import Mechanism
 from crowdml.protocol import Quote, affordable, quote
 from crowdml.protocols import find
 from crowdml.server.hub import Hosted, Hub
-from crowdml.server.portal.figures import Figures
+from crowdml.server.portal.figures import CHARTS, Figures
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.words import Words
 from crowdml.server.rounds import RoundFigures
@@ -27,6 +27,7 @@ __all__ = [
     "Row",
     "Study",
     "certainty",
+    "charts_of",
     "cohorts_of",
     "find_study",
     "price_of",
@@ -36,6 +37,8 @@ __all__ = [
 
 SHORTEST = 12
 """Hex digits of a task's hash in an address."""
+COUNTED = {"error": "errors", "labels": "labels"}
+"""What a plot needs a study's devices to let out: a row of its mechanisms."""
 SAYS_LITTLE = 7.0
 """An epsilon from which a guess may be right 999 times of 1,000: as a promise it says little."""
 
@@ -149,6 +152,16 @@ class Study:
     @property
     def path(self) -> str:
         return f"/studies/{self.id}"
+
+    @property
+    def charts(self) -> tuple[str, ...]:
+        """The plots that there are or will be: of what its devices count, and of themselves."""
+        return charts_of(self.task)
+
+
+def charts_of(task: Task) -> tuple[str, ...]:
+    rows = {each.name for each in price_of(task).rows}
+    return tuple(name for name in CHARTS if name not in COUNTED or COUNTED[name] in rows)
 
 
 def certainty(epsilon: float) -> float:

@@ -139,8 +139,9 @@ function traces(name, series, look, words, layout) {
     ];
   }
   Object.assign(layout.xaxis, { tickformatstops: DATES, hoverformat: "%Y-%m-%d %H:%M:%S", nticks: 4 });
-  Object.assign(layout.yaxis, { tickformat: ",d", range: [0, Math.max(1, ...series.y) * 1.08], nticks: 6 });
-  return [{ x: series.x, y: series.y, mode: "lines", line, fill: "tozeroy", fillcolor: look.band, hovertemplate: "%{y:,d}<extra></extra>" }];
+  const most = Math.max(1, ...series.y);
+  Object.assign(layout.yaxis, { tickformat: ",d", range: [0, most * 1.08], nticks: 6, ...(most < 6 && { dtick: 1 }) }); // no half devices
+  return [{ x: series.x, y: series.y, mode: "lines", line: { ...line, shape: "hv" }, fill: "tozeroy", fillcolor: look.band, hovertemplate: "%{y:,d}<extra></extra>" }];
 }
 
 /** The page's own colours, so that charts are dark where the page is. */
