@@ -8,6 +8,7 @@ frozen dataclasses that may travel through a compiled loop; `sim` registers them
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar, dataclass_transform, overload
@@ -36,6 +37,18 @@ def namespace(*values: Array) -> ModuleType:
         if find is not None:
             return find()
     return found
+
+
+def fold(step: Callable[[Any, T], T], carry: T, count: int, like: Array) -> T:
+    """`carry = step(i, carry)` for i = 0 to count - 1: a loop in Python, or where `like` is JAX's a compiled one.
+
+    A compiled loop uses its memory again in each turn. Written out, ten steps of a network took a quarter longer.
+    """
+    if namespace(like) is not np:
+        return sys.modules["jax"].lax.fori_loop(0, count, step, carry)
+    for i in range(count):
+        carry = step(i, carry)
+    return carry
 
 
 @overload

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench import masked_text
 from masked_crowd import Crowd as MaskedCrowd
 
 from crowdml.arrays import Samples
-from crowdml.datasets.populations import by_user, iid
+from crowdml.datasets.populations import Population, by_user, drawn, iid
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.messages import SERVER, masked_steps, total
 from crowdml.privacy.seeded import SeededSource, stream
@@ -189,9 +190,32 @@ def test_sums_beyond_32_bits_are_added_in_halves():
     each = rng.integers(-(2**31), 2**31, (500, 40)).astype(np.int32)
     exact = each.astype(np.int64).sum(0)
     assert np.abs(exact).max() > 2**31
-    found = np.asarray(cohorts._sum(each, wide=True))
+    high, low = cohorts._halves(jnp.asarray(each), wide=True)
+    found = np.asarray(cohorts._whole((high.sum(0), low.sum(0))))
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=65_536 * 2)
-    np.testing.assert_array_equal(np.asarray(cohorts._sum(each % 1000, wide=False)), (each % 1000).sum(0))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 6])
+def test_how_many_devices_are_computed_side_by_side_changes_no_integer(width: int, monkeypatch: pytest.MonkeyPatch):
+    task, holding = make(devices=6, each=5)
+    (expected,) = cohorts.run(task, holding, [1], workers=1, dropout=0.1)
+    monkeypatch.setattr(cohorts, "_width", lambda *_: width)
+    cohorts._loop.cache_clear()
+    (found,) = cohorts.run(task, holding, [1], workers=1, dropout=0.1)
+    cohorts._loop.cache_clear()
+    np.testing.assert_allclose(found.model, expected.model, atol=1e-6)
+    assert (found.model != 0).any()
+
+
+def test_a_drawn_crowd_senses_the_rows_that_its_hash_names():
+    task, dealt = make(devices=6, each=5)
+    crowd = drawn(len(dealt.x), 6, 5, seed=3)
+    table = np.stack([crowd.held_by(device) for device in range(6)]).astype(np.int32)
+    written = Population("iid", table, np.full(6, 5, np.int32), 0)
+    runs = [
+        cohorts.run(task, Holding(dealt.x, dealt.y, each), [1], workers=1)[0].model for each in (crowd, written)
+    ]
+    np.testing.assert_array_equal(*runs)
 
 
 def test_noise_is_each_device_s_own_and_another_in_each_run():

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, namespace, struct
+from crowdml.arrays import Array, Integers, Samples, fold, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, make_model
@@ -151,11 +151,6 @@ class Settings:
     def capacity(self) -> int:
         """Samples that wait on a device."""
         return self.buffer or self.batch
-
-    def part(self, step: int) -> slice:
-        """The samples of a local step: minibatches take turns."""
-        first = step % (self.batch // self.size) * self.size
-        return slice(first, first + self.size)
 
 
 @dataclass(frozen=True)
@@ -521,20 +516,25 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
     x = into_ball(xp, batch.x.astype(wide), fixed.bound) if fixed.stable else batch.x
     rates = fixed.rates(xp, count).astype(wide)
     reach, _ = fixed.reach(xp, count)
-    at, given, squares = start, xp.zeros_like(start), xp.zeros_like(start)
-    for step in range(settings.local_steps):
-        part = settings.part(step)
-        held = Samples(x[part], batch.y[part])
+    parts, adaptive = settings.batch // settings.size, settings.rate.schedule in ADAPTIVE
+    held = Samples(x.reshape(parts, settings.size, *x.shape[1:]), batch.y.reshape(parts, settings.size))
+
+    def step(number: Any, path: tuple[Array, ...]) -> tuple[Array, ...]:
+        at, given, *squares = path
+        part = Samples(held.x[number % parts], held.y[number % parts])  # minibatches take turns
         if fixed.stable or fixed.clip == math.inf:
-            slope = model.gradient_sum(at, held) / settings.size
+            slope = model.gradient_sum(at, part) / settings.size
         else:
-            slope = model.clipped_sum(at, held, fixed.clip) / settings.size
-        if settings.rate.schedule in ADAPTIVE:
+            slope = model.clipped_sum(at, part, fixed.clip) / settings.size
+        if adaptive:
             kept = 1.0 if settings.rate.schedule == "adagrad" else 0.9
-            squares = kept * squares + (1 if kept == 1 else 0.1) * slope * slope
-            slope = slope / (xp.sqrt(squares) + 1e-8)
-        left = 1 - fixed.l2 * rates[step]
-        at, given = left * at - rates[step] * slope, left * given + rates[step] * slope
+            squares = [kept * squares[0] + (1 if kept == 1 else 0.1) * slope * slope]
+            slope = slope / (xp.sqrt(squares[0]) + 1e-8)
+        left = 1 - fixed.l2 * rates[number]
+        return left * at - rates[number] * slope, left * given + rates[number] * slope, *squares
+
+    none = xp.zeros_like(start)
+    _, given, *_ = fold(step, (start, none, none) if adaptive else (start, none), settings.local_steps, like=start)
     return (given / reach.astype(wide)).reshape(-1)
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crowdml.arrays import Array, Samples
+from crowdml.datasets.populations import DrawnPopulation
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, masked_steps, total
 from crowdml.privacy.noise import Silence
@@ -31,8 +32,15 @@ from crowdml.sim.schedule import Schedule
 from crowdml.sim.world import uniform
 from crowdml.task import Task
 
-CHUNK = 1 << 18
-"""Samples that are gathered at once."""
+CHUNK = 1 << 16
+"""Check-ins that are laid out at once."""
+ALONE = 1 << 13
+"""Numbers in a device's samples and its model: above this many, a CPU takes one device after another.
+
+There a product for many devices at once is slower than as many products. Below it, starting each turn costs more.
+"""
+ROOM = {"cpu": 1 << 22, "accelerator": 1 << 27}
+"""Such numbers of all devices that are computed side by side."""
 ORDER, VANISHED = 16, 17
 """What a random number is for, beside those of `world`."""
 
@@ -113,10 +121,11 @@ def run(
     """
     protocol = find(task)
     register()
-    loop = _loop(protocol, task, noise)
+    drawn = holding.population if isinstance(holding.population, DrawnPopulation) else None
+    loop, crowd = _loop(protocol, task, noise, drawn), _crowd(holding)
 
     def one(seed: int) -> Run:
-        return _trial(loop, protocol, task, holding, seed, rounds, dropout, points, tick)
+        return _trial(loop, crowd, protocol, task, holding, seed, rounds, dropout, points, tick)
 
     if workers <= 1 or len(seeds) == 1:
         return [one(seed) for seed in seeds]
@@ -126,6 +135,7 @@ def run(
 
 def _trial(
     loop: Loop,
+    crowd: tuple[Any, ...],
     protocol: Protocol,
     task: Task,
     holding: Holding,
@@ -136,17 +146,17 @@ def _trial(
     tick: Callable[[int], None],
 ) -> Run:
     laid = lay_out(task, holding, seed, rounds=rounds, dropout=dropout)
-    batch, cohort = protocol.batch(task), laid.device.shape[1]
+    batch = protocol.batch(task)
     start = protocol.server.start(task, Context(me=SERVER))
     carry = jax.tree.map(jnp.asarray, (start.state, published(start), np.int32(0), np.int32(0)))
-    longest = max(1, CHUNK // (batch * cohort))
+    longest = max(1, CHUNK // laid.device.shape[1])
     ends = sorted({min(int(point), len(laid)) for point in points} | {len(laid)})
     looked: list[Array] = []
     at = 0
     for end in ends:
         while at < end:
             upto = min(end, at + longest)
-            carry = loop.compiled(carry, _feed(holding, laid, seed, batch, at, upto), upto - at)
+            carry = loop.compiled(carry, _feed(laid, seed, at, upto, loop.width), upto - at, crowd)
             tick(upto - at)
             at = upto
         looked.append(np.asarray(protocol.model(task, carry[0])))
@@ -165,13 +175,20 @@ def paid(laid: Rounds, batch: int, rounds: int) -> Schedule:
     return Schedule(device, trip, samples, round_of, round_of.astype(np.float64), 0)
 
 
-def _feed(holding: Holding, laid: Rounds, seed: int, batch: int, start: int, stop: int) -> tuple[Array, ...]:
-    """What rounds `start` to `stop` need, padded to a power of two by repeating the last."""
+def _feed(laid: Rounds, seed: int, start: int, stop: int, width: int) -> tuple[Array, ...]:
+    """What rounds `start` to `stop` need, [rounds, blocks, width] each, padded to a power of two by repeating the last.
+
+    Places that fill the last block up are nobody's: their message does not arrive.
+    """
     wanted = np.minimum(np.arange(1 << (stop - start - 1).bit_length()) + start, stop - 1)
-    device, trip = laid.device[wanted], laid.trip[wanted]
-    rows = holding.rows(device[..., None], laid.first[wanted][..., None] + np.arange(batch))
+    over = -laid.device.shape[1] % width
+    device, trip, first = (
+        np.pad(each[wanted], ((0, 0), (0, over)), mode="edge") for each in (laid.device, laid.trip, laid.first)
+    )
+    alive = np.pad(laid.alive[wanted], ((0, 0), (0, over)))
     keys = stream(seed, device, trip)
-    return holding.x[rows], holding.y[rows], keys, trip, laid.alive[wanted]
+    each = (len(wanted), -1, width)
+    return tuple(part.reshape(*each, *part.shape[2:]) for part in (device, trip, first, keys, alive))
 
 
 @dataclass(frozen=True)
@@ -180,29 +197,52 @@ class Loop:
 
     compiled: Any
     reasons: list[str]
+    width: int
+    """Devices whose turns are computed side by side."""
 
 
 @lru_cache(maxsize=32)
-def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
+def _loop(protocol: Protocol, task: Task, noise: bool, drawn: DrawnPopulation | None) -> Loop:
     names: list[str] = []
     masking = task.masking
     assert masking is not None
     assert protocol.masked is not None
     hears: Any = protocol.masked[1]
     wide = _wide(protocol, task)
+    batch = protocol.batch(task)
+    width = _width(protocol, task, masking.cohort)
 
-    def one_round(carry: Any, feed: Any) -> Any:
+    def rows_of(crowd: Any, device: Array, first: Array) -> Array:
+        """Of the batch that a device senses as its `first`-th sample and on."""
+        sample = first + jnp.arange(batch, dtype=jnp.int32)
+        if drawn is not None:
+            return drawn.rows(device, sample % drawn.per_device)
+        _, _, rows, counts = crowd
+        return rows[device, sample % counts[device]]
+
+    def one_round(carry: Any, feed: Any, crowd: Any) -> Any:
         state, offered, ended, done = carry
-        x, y, keys, trips, alive = feed
 
-        def says(x: Array, y: Array, key: Array, trip: Array) -> dict[str, Array]:
+        def says(device: Array, trip: Array, first: Array, key: Array, alive: Array) -> dict[str, Any]:
+            rows = rows_of(crowd, device, first)
             source = SeededSource(key) if noise else Silence()
-            message, _ = turn(protocol, task, Samples(x, y), offered, source, me=0, trip=trip)
-            return masked_steps(message)
+            batch_of = Samples(crowd[0][rows], crowd[1][rows])
+            message, _ = turn(protocol, task, batch_of, offered, source, me=0, trip=trip)
+            steps = masked_steps(message)
+            return {name: _halves(jnp.where(alive, each, 0), name in wide) for name, each in steps.items()}
 
-        said = jax.vmap(says)(x, y, keys, trips)
-        sums = {name: _sum(jnp.where(alive[:, None], each, 0), name in wide) for name, each in said.items()}
-        devices = alive.sum().astype(jnp.int32)
+        def block(so_far: Any, some: Any) -> Any:
+            if width == 1:  # a product over a batch of one is not as fast as a product
+                said = says(*(each[0] for each in some))
+            else:
+                said = jax.tree.map(lambda leaf: leaf.sum(0, dtype=leaf.dtype), jax.vmap(says)(*some))
+            return jax.tree.map(jnp.add, so_far, said), None
+
+        shapes = jax.eval_shape(says, *(each[0, 0] for each in feed))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        halves, _ = jax.lax.scan(block, nothing, feed)
+        sums = {name: _whole(each) for name, each in halves.items()}
+        devices = feed[-1].sum().astype(jnp.int32)
         sums = jax.lax.optimization_barrier(sums)  # as on the wire: neither side is compiled into the other
         heard = total(hears.kind, sums, devices=jnp.maximum(devices, 1), version=offered.version)
         step = advance(protocol.server, task, state, heard, Context(me=SERVER))
@@ -215,13 +255,30 @@ def _loop(protocol: Protocol, task: Task, noise: bool) -> Loop:
             ended = jnp.where(~held & jnp.asarray(reason.when), number, ended)
         return after, news, ended, done
 
-    def block(carry: Any, feed: Any, count: Any) -> Any:
+    def rounds(carry: Any, feed: Any, count: Any, crowd: Any) -> Any:
         """The first `count` rounds of the feed."""
         return jax.lax.fori_loop(
-            0, count, lambda i, so_far: one_round(so_far, jax.tree.map(lambda leaf: leaf[i], feed)), carry
+            0, count, lambda i, so_far: one_round(so_far, jax.tree.map(lambda leaf: leaf[i], feed), crowd), carry
         )
 
-    return Loop(compile_alike(block), names)
+    return Loop(compile_alike(rounds), names, width)
+
+
+def _crowd(holding: Holding) -> tuple[Any, ...]:
+    """All samples, once, where the loop runs; and who holds which, unless a hash says so."""
+    samples = jnp.asarray(holding.x), jnp.asarray(holding.y)
+    if isinstance(holding.population, DrawnPopulation):
+        return samples
+    return *samples, jnp.asarray(holding.population.rows), jnp.asarray(holding.population.counts)
+
+
+def _width(protocol: Protocol, task: Task, cohort: int) -> int:
+    """How many devices have their turns side by side: as memory goes; or one alone, where that keeps a CPU busy."""
+    start = protocol.server.start(task, Context(me=SERVER))
+    floats = protocol.batch(task) * task.features.dimension + int(np.size(protocol.model(task, start.state)))
+    if jax.default_backend() == "cpu":
+        return 1 if floats > ALONE else min(cohort, ROOM["cpu"] // floats)
+    return max(1, min(cohort, ROOM["accelerator"] // floats))
 
 
 def _wide(protocol: Protocol, task: Task) -> set[str]:
@@ -231,9 +288,14 @@ def _wide(protocol: Protocol, task: Task) -> set[str]:
     return {field.tag for field in terms_of(task, protocol.mechanisms(task)).fields if field.bits > 32}
 
 
-def _sum(each: Array, wide: bool) -> Array:
-    """Over the cohort. JAX has no 64 bits here: a wide sum is that of its halves, as a float32, in which it is used."""
-    if not wide:
-        return each.sum(0)
-    high, low = (each >> 16).sum(0), (each & 0xFFFF).astype(jnp.uint32).sum(0)
+def _halves(each: Array, wide: bool) -> tuple[Array, ...]:
+    """What is added up over the cohort. JAX has no 64 bits here: of a wide sum, the upper and the lower ones apart."""
+    return (each >> 16, (each & 0xFFFF).astype(jnp.uint32)) if wide else (each,)
+
+
+def _whole(sums: tuple[Array, ...]) -> Array:
+    """The sum; a wide one as a float32, in which it is used."""
+    if len(sums) == 1:
+        return sums[0]
+    high, low = sums
     return high.astype(jnp.float32) * 65_536 + low.astype(jnp.float32)
