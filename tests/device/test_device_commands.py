@@ -397,6 +397,16 @@ def test_a_join_that_fails_before_anything_was_enrolled_leaves_nothing_behind(se
     assert not (tmp_path / "crowdml-fleet").exists()
 
 
+def test_an_invitation_for_fewer_devices_than_a_fleet_has_is_one_sentence_and_another_goes_on(server, tmp_path):
+    source = write_rows(tmp_path / "rows.csv", 30)
+    options = ("--devices", 4, "--source", source, "--yes", "--check-ins", 1)
+    code = server.call(server.hub.invite(uses=2))
+    refused = command("fleet", server.address, code, *options, cwd=tmp_path, code=1)
+    assert "Traceback" not in refused.stderr
+    assert "used up. Ask for a new one." in refused.stderr.splitlines()[-1]
+    assert "4 devices" in command("fleet", server.address, server.code, *options, cwd=tmp_path).stdout
+
+
 def test_a_folder_with_the_owners_budget_outlives_a_join_that_fails(server, tmp_path):
     options = ("--epsilon", "2", "--samples", 10)
     refused = command("budget", "set", *options, cwd=tmp_path, code=1)

@@ -133,9 +133,12 @@ class Fleet:
         if not self.folder.joined:
             self.folder.ledger().close()  # it is there before the server knows the device: a missing one is a lost one
         await one(keys[0][1])
-        async with asyncio.TaskGroup() as group:
-            for _, key in keys[1:]:
-                group.create_task(one(key))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _, key in keys[1:]:
+                    group.create_task(one(key))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None  # one reason is enough for whoever waits
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask again where the server says to wait. The owner is there, so an unreachable one is said at once."""
