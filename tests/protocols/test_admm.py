@@ -15,6 +15,7 @@ from crowdml.privacy.calibration import analytic_sigma, gdp_epsilon, skellam_los
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import l1_of
 from crowdml.privacy.noise import SystemSource
+from crowdml.privacy.sensitivity import Observer
 from crowdml.protocols.admm import plan, solved, stability_of
 from crowdml.sim.published_admm import dual_price, published_sigma, total_epsilon
 
@@ -130,6 +131,18 @@ def test_shares_add_up_to_the_noise_of_the_table(share):
     zeros = np.zeros((1, row.length))
     drawn = np.concatenate([sum(row.draw(zeros, source) for _ in range(share)) for _ in range(6400)])
     assert drawn.std() == pytest.approx(math.sqrt(share * row.variance), rel=0.05)
+
+
+@pytest.mark.parametrize("cohort", [10, 100])
+def test_section_v_b_local_noise_in_a_sum_is_as_many_times_as_large_as_the_root_of_the_cohort(cohort):
+    """Every device with all of the noise, for anyone to see, against shares for the sum: sqrt(|Omega|)."""
+    masked = plan(admm_task(masking=f"[masking]\ncohort = {cohort}\nminimum = {cohort}"))
+    local = plan(admm_task(masking="", mechanism="discrete-gaussian"))
+    row, alone = masked.table["update"], local.table["update"]
+    in_sum = math.sqrt(cohort * row.variance) * float(masked.grid.step)
+    in_local_sum = math.sqrt(cohort) * float(alone.sigma) * float(local.grid.step)
+    assert in_local_sum / in_sum == pytest.approx(math.sqrt(cohort), rel=0.03)  # grids, RDP and zCDP differ a little
+    assert (row.observer, alone.observer) == (Observer.AGGREGATE, Observer.ANYONE)
 
 
 # Vectors of the review, section 1

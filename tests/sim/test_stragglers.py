@@ -3,12 +3,22 @@
 import numpy as np
 import pytest
 from admm_bench import admm_task
+from masked_crowd import Crowd as MaskedCrowd
 
+from crowdml.arrays import Samples
 from crowdml.datasets import iid
 from crowdml.errors import TaskError
-from crowdml.sim import cohorts
-from crowdml.sim.crowd import Holding
+from crowdml.messages import SERVER, masked_steps, total
+from crowdml.privacy.seeded import SeededSource, stream
+from crowdml.protocol import Context, advance
+from crowdml.protocols import admm
+from crowdml.secagg import server as masks
+from crowdml.secagg.terms import terms_of
+from crowdml.sim import cohorts, compiled, event_queue
+from crowdml.sim.crowd import Holding, published, turn
+from crowdml.sim.schedule import lay_out as lay_out_check_ins
 from crowdml.sim.stragglers import Pace, lay_out, run, synchronous
+from crowdml.sim.world import World
 
 CROWD = 12
 
@@ -70,3 +80,44 @@ def test_a_cohort_smaller_than_the_task_allows_is_refused():
         run(task, holding(), laid(), [1])
     with pytest.raises(TaskError, match="s at most n"):
         laid(barrier=13)
+
+
+def test_compiled_rounds_are_real_ones_without_their_masks():
+    """Two rounds by hand on NumPy with the same noise, real masks around every update, and one device missing."""
+    task = admm_task(masking=f"[masking]\ncohort = {CROWD}\nminimum = {CROWD - 1}")
+    terms, who = terms_of(task, admm.mechanisms(task)), holding()
+    laid_out = synchronous(CROWD, 2)
+    everybody = run(task, who, laid_out, [5])[0].weights
+    start = admm.protocol.server.start(task, Context(me=SERVER))
+    state, offered = start.state, published(start)
+    for number in range(2):
+        crowd = MaskedCrowd(terms, CROWD, seed=number, round=number + 1)
+        said = {}
+        for device, name in enumerate(crowd.ids):
+            rows = who.rows(np.array(device), np.arange(5))
+            noise = SeededSource(stream(5, device, number).reshape(2))
+            message, _ = turn(admm.protocol, task, Samples(who.x[rows], who.y[rows]), offered, noise, me=name)
+            said[name] = {key: np.asarray(each).astype(np.int64) for key, each in masked_steps(message).items()}
+        crowd.vectors = said
+        missing = crowd.ids[:1] if number else []
+        crowd.go_to("summed", missing=missing)
+        sums = masks.sums(terms, crowd.server)
+        there = [name for name in crowd.ids if name not in missing]
+        np.testing.assert_array_equal(sums["update"], sum(said[name]["update"] for name in there))  # masks cancel
+        heard = total("admm/total/1", sums, devices=np.int32(len(there)), version=np.int32(number))
+        step = advance(admm.protocol.server, task, state, heard, Context(me=SERVER))
+        state, offered = step.state, published(step)
+        if not number:
+            np.testing.assert_allclose(state.weights, everybody[0], atol=2e-4)  # NumPy and JAX: a few grid steps
+    assert state.rounds == 2
+
+
+def test_the_local_variant_runs_on_the_event_queue_and_compiled_alike():
+    task = admm_task(masking="", mechanism="discrete-gaussian", more="barrier = 3", uses=1)
+    crowd, world = Holding(holding().x, holding().y, iid(60, CROWD, 1), 1), World(CROWD, 5)
+    schedule = lay_out_check_ins(world, seed=5, batch=5, capacity=5)
+    queued = event_queue.run(task, crowd, world, seed=5, capacity=5, backend="jax")
+    (loop,) = compiled.run(task, crowd, [schedule], [5])
+    assert int(queued.state.rounds) == CROWD // 3
+    np.testing.assert_array_equal(queued.model, loop.model)
+    assert queued.model.any()
