@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -325,6 +327,22 @@ def test_the_broker_example_says_what_it_needs_where_paho_is_not_installed(tmp_p
     )  # fmt: skip
     assert done.returncode != 0
     assert "pip install paho-mqtt" in done.stderr
+
+
+def test_the_unit_of_systemd_is_the_one_in_the_docs_and_says_what_join_understands(tmp_path):
+    unit = (ROOT / "examples/crowdml-device.service").read_text()
+    assert f"```ini\n{unit}```" in (ROOT / "docs/device.md").read_text()
+    (start,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    words = shlex.split(shlex.split(start.removeprefix("ExecStart="))[-1])
+    assert words[:2] == ["exec", "$HOME/crowdml/bin/crowdml"]
+    refused = command(*words[2:], cwd=tmp_path, code=1).stderr  # no such server: everything before that was understood
+    assert "study.example" in refused, refused
+    if shutil.which("systemd-analyze"):
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", str(ROOT / "examples/crowdml-device.service")],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert "crowdml-device.service" not in checked.stderr, checked.stderr
 
 
 def test_importing_the_device_imports_nothing_of_the_server_and_nothing_heavy():
