@@ -93,7 +93,7 @@ class RoundServer:
         self.hashes: dict[tuple[str, int], bytes] = {}
         self.index, self.chain = 0, chain_start(task.hash)
         self.heard: list[tuple[str, int, str, bytes]] = []
-        """Everything that was posted: sender, round, kind, body."""
+        """Everything that was posted: sender, round, kind, and all of its bytes."""
         self.masked: dict[int, dict[str, bytes]] = {}
         """Bodies of masked check-ins by round and device."""
         self.lie: Callable[[str, RoundView], RoundView] = lambda _, view: view
@@ -186,7 +186,7 @@ class RoundServer:
             raise Problem("signature", "Not signed by this device.")
         if checks_in:
             return *self._check_in(signed, message), envelope.kind
-        self.heard.append((envelope.sender, message.round, envelope.kind, envelope.body))
+        self.heard.append((envelope.sender, message.round, envelope.kind, data))
         self._take(envelope.sender, message)
         return 202, self.view(envelope.sender, message.round).encode(), envelope.kind
 

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -26,13 +27,16 @@ import crowdml
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import OwnerBudget
+from crowdml.device.rounds import KINDS
 from crowdml.device.runner import Patience, Runner
 from crowdml.device.sources import FileSource
+from crowdml.privacy.losses import ZCDP
+from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import quote
 from crowdml.protocols import find
 from crowdml.secagg import server as core
 from crowdml.secagg.messages import Cohort, Survivors, encode
-from crowdml.storage import Ledger
+from crowdml.storage import Budget, Charge, Ledger
 from crowdml.task import Task
 
 DELTA = 1e-6
@@ -72,16 +76,16 @@ def play(
             finally:
                 await crowd.close()
 
-    server = asyncio.run(asyncio.wait_for(whole(), 120))
+    server = asyncio.run(asyncio.wait_for(whole(), 60))
     check_words(server)
     return server
 
 
 def check_words(server: RoundServer) -> None:
-    """No device ever said a second thing in a round."""
+    """No device ever said a second thing in a round, and what was sent again are the same bytes (R2)."""
     said: dict[tuple[str, int, str], bytes] = {}
-    for sender, number, kind, body in server.heard:
-        assert said.setdefault((sender, number, kind), body) == body, f"two {kind} in round {number}"
+    for sender, number, kind, data in server.heard:
+        assert said.setdefault((sender, number, kind), data) == data, f"two {kind} in round {number}"
 
 
 def check_ledger(server: RoundServer, ledger: Ledger, device: str, task: Task) -> None:
@@ -139,7 +143,7 @@ def test_a_fleet_waits_in_rounds_without_holding_the_gate(tmp_path, vectors):
             await client.close()
             return server, summary
 
-    server, summary = asyncio.run(asyncio.wait_for(whole(), 120))
+    server, summary = asyncio.run(asyncio.wait_for(whole(), 60))
     assert summary.check_ins == 20
     assert len(server.summed) == 2
     check_sums(server, vectors)
@@ -244,6 +248,43 @@ def test_answers_that_are_lost_are_asked_for_again_with_the_same_bytes(tmp_path,
     server = play(tmp_path, masked_task(), story)
     assert server.summed == [1]
     check_sums(server, vectors)
+
+
+@pytest.mark.parametrize(
+    ("phase", "waits_in"), [("advertised", ""), ("shared", "advertised"), ("agreed", "acknowledged")]
+)
+def test_what_is_sent_again_is_what_was_signed_though_the_device_gave_more_since(tmp_path, vectors, phase, waits_in):
+    """It is killed after it said this, and charged by another task, while one of the others keeps the phase open."""
+
+    async def story(server, crowd):
+        def sent() -> int:
+            return sum(sender == crowd.id(0) and kind == KINDS[phase] for sender, _, kind, _ in server.heard)
+
+        (serial,) = crowd.of(0).take_serials(1)
+        others = [asyncio.create_task(crowd.run(n)) for n in range(1, 4)]
+        late = [asyncio.create_task(crowd.run(4, waits_in))] if waits_in else []
+        assert await crowd.run(0, phase) is None
+        give_more(crowd.of(0), small_task("other").hash, serial)
+        again, before = asyncio.create_task(crowd.run(0)), sent()
+        while sent() == before:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*late)
+        await asyncio.gather(again, crowd.run(4), *others)
+
+    server = play(tmp_path, masked_task(), story)
+    assert server.summed == [1]
+    check_sums(server, vectors)
+
+
+def give_more(ledger: Ledger, task: bytes, serial: int) -> None:
+    loss, who, plenty = (
+        ZCDP(Fraction(1, 10)),
+        (Observer.ANYONE, Adjacency.REPLACE_SAMPLE),
+        Budget(Fraction(9), DELTA, 99),
+    )
+    ledger.charge(
+        task, [Charge(task, "gradient", loss, loss, *who, serial, serial, "2026-01-01T00:00:00+00:00")], [plenty]
+    )
 
 
 # --- a server that lies ---
@@ -373,6 +414,36 @@ def test_an_older_round_is_waited_out_and_nothing_is_said_in_it(tmp_path):
         assert crowd.of(0).round(server.task.hash).number == 7
 
     play(tmp_path, masked_task(), story)
+
+
+def test_a_round_far_above_all_that_a_server_can_have_come_to_is_waited_out(tmp_path, vectors):
+    """Whoever lies once about the number does not keep the device out of all later rounds."""
+
+    async def story(server, crowd):
+        me, looks = crowd.id(0), iter(range(3))
+        server.lie = lambda device, view: (
+            replace(view, round=2**62) if device == me and next(looks, None) is not None else view
+        )
+        await everybody(crowd)
+        assert any("no server has come to" in text for text in crowd.said[0])
+        assert next(looks, None) is None
+
+    server = play(tmp_path, masked_task(), story)
+    assert server.summed == [1]
+    check_sums(server, vectors)
+
+
+def test_devices_go_with_a_server_that_was_restored_and_numbers_by_the_time(tmp_path, vectors):
+    async def story(server, crowd):
+        await everybody(crowd)
+        number = 1_000_000 + time.time_ns() // 1_000_000
+        server.rounds[number] = core.begin(number)
+        crowd.batches = 2
+        await everybody(crowd)
+        assert server.summed == [1, number]
+
+    server = play(tmp_path, masked_task(), story)
+    check_sums(server, vectors)
 
 
 # --- samples that serve several times ---

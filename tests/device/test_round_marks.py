@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crowdml.device.marks import Mark, Marks, read_marks
-from crowdml.device.rounds import Rounds
+from crowdml.device.rounds import Rounds, kept
 from crowdml.device.runner import Clock, Commits
 from crowdml.secagg.device import advertise
 from crowdml.secagg.terms import Field, Terms
@@ -50,18 +50,26 @@ def test_a_round_in_which_given_log_knows_of_a_draw_is_over(tmp_path: Path, mark
     key, path = Key.generate(), tmp_path / "given.log"
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         state = advertise(TERMS, 7, key, after=0)
-        ledger.keep_round(TERMS.task, Round(7, state.encode()))
+        ledger.keep_round(TERMS.task, kept(state, b""))
         marks = open_marks(path)
         if marked:
             marks.add(ledger.device, Mark(3, 20, "ab" * 32, marked))
             marks.flush()
         found = rounds(ledger, key, marks)
-        kept = ledger.round(TERMS.task)
-        assert kept is not None
-        assert kept.number == 7
-        assert (kept.body is not None) == goes_on
+        standing = ledger.round(TERMS.task)
+        assert standing is not None
+        assert standing.number == 7
+        assert (standing.body is not None) == goes_on
         assert (found._phase == "advertised") == goes_on
         marks.close()
+
+
+def test_a_round_that_another_release_wrote_down_is_over(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.keep_round(TERMS.task, Round(7, b"what nobody reads any more"))
+        found = rounds(ledger, Key.generate(), open_marks(tmp_path / "given.log"))
+        assert found._phase is None
+        assert ledger.round(TERMS.task) == Round(7, None)
 
 
 def test_a_mark_tells_the_round_and_older_lines_have_none(tmp_path: Path) -> None:

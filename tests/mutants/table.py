@@ -24,7 +24,7 @@ MASKS, LIES = "tests/secagg/test_masks.py::", "tests/secagg/test_lies.py::"
 HTTP_ROUNDS, PHASES = (f"tests/server/test_masked_{name}.py::" for name in ("rounds", "phases"))
 ROUNDS, SHARES, GRAPH = (f"tests/secagg/test_{name}.py::" for name in ("rounds", "shamir", "graph"))
 
-DEVICE = "tests/device/test_masked_device.py::"
+DEVICE, MARKED = "tests/device/test_masked_device.py::", "tests/device/test_round_marks.py::"
 
 MOMENTS, MOVED = "privacy/moments.py", "tests/privacy/test_moments.py::"
 GRAM = "tests/protocols/test_gram.py::"
@@ -756,6 +756,76 @@ MUTANTS: tuple[Mutant, ...] = (
         "pack([version, kind, body])",
         "pack([version, kind])",
         f"{DEVICE}test_a_device_that_is_shown_another_model_than_its_cohort_is_in_no_sum",
+    ),
+    Mutant(
+        "a second draw in a round that given.log knows",
+        "device/rounds.py",
+        "commit.marked_round(ledger.device) >= self._last:",
+        "commit.marked_round(ledger.device) > self._last:",
+        f"{MARKED}test_a_round_in_which_given_log_knows_of_a_draw_is_over[7-False]",
+    ),
+    Mutant(
+        "a device signs anew what it sends again",
+        "device/rounds.py",
+        'await self._ask("POST", self._path, said)',
+        'await self._ask("POST", self._path, self._sealed(state, self._statement()))',
+        f"{DEVICE}test_what_is_sent_again_is_what_was_signed_though_the_device_gave_more_since[agreed-acknowledged]",
+    ),
+    Mutant(
+        "a device keeps to an older round",
+        "device/rounds.py",
+        "if view.round < self._last:",
+        "if view.round < 0:",
+        f"{DEVICE}test_an_older_round_is_waited_out_and_nothing_is_said_in_it",
+    ),
+    Mutant(
+        "a device follows any number",
+        "device/rounds.py",
+        "int(self._clock.now() * 1000)) + LEAP:",
+        "int(self._clock.now() * 1000)) + 2**63:",
+        f"{DEVICE}test_a_round_far_above_all_that_a_server_can_have_come_to_is_waited_out",
+    ),
+    Mutant(
+        "a batch without a draw counts as given",
+        "device/rounds.py",
+        "        return phase in DRAWN\n",
+        "        return phase is not None\n",
+        f"{DEVICE}test_a_round_that_ends_before_the_draw_costs_nothing_and_the_batch_goes_to_the_next",
+    ),
+    Mutant(
+        "a draw that came to nothing is drawn again",
+        "device/rounds.py",
+        "DRAWN = (MASKED, AGREED, REVEALED)",
+        "DRAWN = (AGREED, REVEALED)",
+        f"{DEVICE}test_a_round_that_is_abandoned_after_the_draw_is_not_refunded",
+    ),
+    Mutant(
+        "a phase that came again is no lie",
+        "device/rounds.py",
+        "if PHASES.index(view.phase) < PHASES.index(SAID[phase]):",
+        "if PHASES.index(view.phase) < 0:",
+        f"{DEVICE}test_a_lie_is_told_to_the_owner_and_ends_that_round_alone[a phase again]",
+    ),
+    Mutant(
+        "the draw is charged, and its round not kept",
+        "device/runner.py",
+        "[envelope], drawn(state))",
+        "[envelope], None)",
+        f"{DEVICE}test_after_a_restart_a_batch_serves_as_often_as_is_left[charged-True]",
+    ),
+    Mutant(
+        "a device masks without a publication",
+        "device/rounds.py",
+        "publication_hash(*view.publication))",
+        'b"")',
+        f"{DEVICE}test_a_cohort_of_five_sums_once",
+    ),
+    Mutant(
+        "nobody is blamed",
+        "secagg/server.py",
+        "            blame[_off(shown[owner], chosen[owner])] += 1",
+        "            _off(shown[owner], chosen[owner])",
+        f"{PHASES}test_who_reveals_wrong_shares_is_named_to_the_operator_and_to_no_device",
     ),
     Mutant(
         "a cohort without oneself",

@@ -145,7 +145,7 @@ def test_G10_a_late_message_after_reconstruction_is_uniform_given_all_that_the_s
     held, roster = crowd.server, crowd.roster
     adverts = [decode(server.Advert, held.adverts[one]) for one in roster.ids]
     sharers, survivors = np.ones(6, bool), np.arange(6) > 0
-    secrets = server._rebuild(held, roster, adverts, sharers, survivors)
+    secrets = server._rebuild(held, roster, adverts, sharers, survivors).secrets
     pair = secrets[0]
     assert masks.public_of(pair) == adverts[0].pair
     salt = Binding(TASK, 1, roster.view(held.sharers, MODEL)).salt

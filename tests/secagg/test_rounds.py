@@ -238,6 +238,8 @@ def test_a_holder_that_reveals_wrong_shares_is_found_out_and_the_sum_is_exact():
     crowd.close()
     assert crowd.server.phase == "summed"
     assert crowd.agrees_with(crowd.ids[1:])
+    assert f"device {crowd.ids[1]} revealed wrong shares of" in crowd.server.blamed
+    assert not any(one in crowd.server.blamed for one in crowd.ids[2:])
 
 
 @pytest.mark.parametrize(("devices", "survivors", "colluders"), [(30, 24, 3), (60, 46, 4), (100, 70, 5), (100, 80, 10)])
@@ -255,6 +257,7 @@ def test_as_many_liars_as_colluders_do_not_stop_the_sum(where: str, devices: int
     crowd.close()
     assert crowd.server.phase == "summed", crowd.server.why
     assert crowd.agrees_with(there)
+    assert all(one in liars[where] for one in crowd.ids if one in crowd.server.blamed)
 
 
 def test_liars_that_lie_of_different_owners_do_not_stop_the_sum():
@@ -306,6 +309,8 @@ def test_an_owner_that_deals_wrong_shares_takes_no_honest_holder_from_the_others
     crowd.close()
     assert crowd.server.phase == "summed", crowd.server.why
     assert crowd.agrees_with(crowd.ids)
+    assert liar in crowd.server.blamed
+    assert not any(one in crowd.server.blamed for one in crowd.ids[1:])  # one dealer does not make liars of them
 
 
 def test_too_many_wrong_shares_abandon_the_round():
@@ -318,6 +323,7 @@ def test_too_many_wrong_shares_abandon_the_round():
     crowd.close()
     assert crowd.server.phase == "abandoned"
     assert "did not come back" in crowd.server.why
+    assert "gave no secret" in crowd.server.blamed
 
 
 def test_shares_that_were_dealt_wrong_are_left_out_by_their_holders():
@@ -345,6 +351,7 @@ def test_a_dealer_of_garbage_that_goes_missing_costs_the_round_and_reveals_nothi
     crowd.close()
     crowd.go_to("abandoned", missing=[dealer])
     assert not crowd.server.body
+    assert crowd.server.blamed == f"device {dealer} dealt shares that 7 neighbours could not open"
 
 
 def test_a_seed_that_is_not_the_one_signed_for_is_not_used():
@@ -359,6 +366,7 @@ def test_a_seed_that_is_not_the_one_signed_for_is_not_used():
     crowd.close()
     crowd.go_to("abandoned")
     assert "secrets of 1 devices did not come back" in crowd.server.why
+    assert f"the shares of device {dealer} gave no secret" in crowd.server.blamed
 
 
 def test_no_holder_reveals_both_kinds_of_share_of_one_device():

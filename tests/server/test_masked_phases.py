@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from masked_device import MaskedDevice, Room, make_masked, through, total_of
 
 from crowdml.messages import decode
+from crowdml.secagg import device as core
 from crowdml.secagg.messages import Masked, encode, open_message
 from crowdml.server import rounds as server_rounds
 from crowdml.server.runner import Fold
@@ -518,6 +520,24 @@ def test_who_spoils_rounds_is_found_by_the_query_of_the_docs():
         rows = connection.exec_driver_sql(query[1]).fetchall()
     assert rows[0] == (devices[6].id, 3, 0), "in every spoilt round, and in no summed one"
     assert all(row[1:] != (3, 0) for row in rows[1:])
+
+
+def test_who_reveals_wrong_shares_is_named_to_the_operator_and_to_no_device():
+    room = Room(make_masked(cohort=5, minimum=4))
+    devices = room.devices(5)
+    number = to_phase(room, devices, "reveal")
+    liar = devices[2]
+    view = open_view(liar.ask(number).body)
+    liar.state = core.reveal(liar.terms, liar.state, open_message(view.kind, view.body))
+    sent = open_message("secagg/reveal/1", liar.state.sent)
+    liar.state = replace(liar.state, sent=encode(replace(sent, shares=bytes(byte ^ 1 for byte in sent.shares))))
+    assert liar.post().status == 202
+    through(devices, lambda: number in room.rounds.ended)
+    told = {event.kind: event.detail for event in room.store.events(task=room.task.hash)}
+    assert told["round summed"] == f"round {number}: 5 of 5 devices"
+    assert f"device {liar.id} revealed wrong shares of" in told["wrong shares"]
+    assert not any(each.id in told["wrong shares"] for each in devices if each is not liar)
+    assert not any(liar.id in open_view(each.ask(number).body).why for each in devices)
 
 
 @pytest.mark.slow

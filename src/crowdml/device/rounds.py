@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,7 +22,20 @@ from crowdml.errors import CrowdmlError
 from crowdml.messages import SERVER, Envelope
 from crowdml.secagg import device
 from crowdml.secagg.device import ADVERTISED, AGREED, MASKED, REVEALED, SHARED, DeviceRound
-from crowdml.secagg.messages import Advert, Agreement, Agreements, Cohort, Held, Reveal, Shares, Survivors, open_message
+from crowdml.secagg.messages import (
+    Advert,
+    Agreement,
+    Agreements,
+    Cohort,
+    Held,
+    Reveal,
+    Shares,
+    Survivors,
+    binary,
+    decode,
+    encode,
+    open_message,
+)
 from crowdml.secagg.messages import Masked as MaskedMessage
 from crowdml.secagg.refusals import Refused
 from crowdml.secagg.terms import Terms
@@ -36,11 +49,14 @@ from crowdml.wire.statements import Statement
 if TYPE_CHECKING:
     from crowdml.device.runner import Clock, Commits
 
-__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "Publication", "Rounds", "drawn"]
+__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "Publication", "Rounds", "drawn", "kept"]
 
 MASKED_KIND = MaskedMessage.kind
 MOST_REFUSALS = 3
 """Rounds in a row that a device may have to leave before it stops: the server lies, or one of the two is broken."""
+LEAP = 2**21
+"""How far a round may lie above the device's last one, or above the milliseconds since 1970: a server that was restored
+counts on from those. A number beyond would keep this device out of every later round."""
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 3600.0
 """Seconds between two looks, whatever the server asks for."""
 
@@ -71,9 +87,22 @@ Draw = Callable[[Publication, DeviceRound], Awaitable[bool]]
 took it."""
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What lies on disk of a round: where this device stands in it, and what it said last, signed and sealed."""
+
+    state: bytes = binary()
+    said: bytes = binary()
+
+
+def kept(state: DeviceRound, said: bytes) -> Round:
+    """For the ledger: `said` is what was signed of the last thing that this device said."""
+    return Round(state.round, encode(_Kept(state.encode(), said)))
+
+
 def drawn(state: DeviceRound) -> Round:
     """What is kept of a round once noise was drawn: all but the masked vector, which the outbox has."""
-    return Round(state.round, replace(state, sent=b"").encode())
+    return kept(replace(state, sent=b""), b"")
 
 
 class Rounds:
@@ -105,7 +134,11 @@ class Rounds:
         self._told = ""
         found = ledger.round(terms.task)
         self._last = 0 if found is None else found.number
-        self._phase = None if found is None or found.body is None else DeviceRound.decode(found.body).phase
+        try:
+            self._phase = None if found is None or found.body is None else self._state()[0].phase
+        except Refused:  # another release of this software wrote it: that round is over for this device
+            ledger.keep_round(terms.task, Round(self._last, None))
+            self._phase = None
         if self._phase not in (None, *DRAWN) and commit.marked_round(ledger.device) >= self._last:
             # The ledger knows of no draw in this round, and `given.log` does: it is an old copy, or the last write was
             # cut short. A second draw would wear the same masks, so this round is over for this device.
@@ -198,13 +231,16 @@ class Rounds:
         if view.round < self._last:  # a server that was restored from an older copy, or one that lies: no keys for it
             self._say_aloud(f"the server is at round {view.round} again; this device waits for one after its last")
             return None
+        if view.round > max(self._last, int(self._clock.now() * 1000)) + LEAP:
+            self._say_aloud(f"the server offers round {view.round}, which no server has come to; this device waits")
+            return None
         state = device.advertise(self.terms, view.round, self._key, after=self._last)
         await self._keep(state)
         self._progress(view)
         return await self._say()
 
     async def _hear(self, view: RoundView, draw: Draw | None) -> RoundView | None:
-        state, message = self._state(), open_message(view.kind, view.body)
+        (state, _), message = self._state(), open_message(view.kind, view.body)
         if isinstance(message, Cohort):
             await self._keep(device.share(self.terms, state, message))
         elif isinstance(message, Held):
@@ -226,30 +262,34 @@ class Rounds:
 
     # --- the disk, then the wire ---
 
-    def _state(self) -> DeviceRound:
+    def _state(self) -> tuple[DeviceRound, bytes]:
+        """Where this device stands, and the bytes that it said last."""
         found = self._ledger.round(self.terms.task)
         body = None if found is None else found.body
         assert body is not None, "a round with a phase is on disk"
-        return DeviceRound.decode(body)
+        found = decode(_Kept, body)
+        return DeviceRound.decode(found.state), found.said
 
     async def _keep(self, state: DeviceRound) -> None:
         """On disk when this returns, and only then is it said.
 
-        What a device says after its draw has its newest totals, and the server keeps that when its masked vector is
-        gone: so it is marked as the last that it said, for the day on which the ledger is lost.
+        It is signed once, with the totals of this moment: what is sent again are the same bytes (R2). What a device
+        says after its draw the server keeps when its masked vector is gone: so it is marked as the last that it said,
+        for the day on which the ledger is lost.
         """
+        statement = self._statement()
+        said = self._sealed(state, statement)
         if state.phase in DRAWN:
-            statement = self._statement()
-            digest = hashlib.sha256(self._sealed(state, statement)).digest()
+            digest = hashlib.sha256(said).digest()
             self._commit.mark(self._ledger.device, digest, state.round, statement, state.round)
-        await self._commit(partial(self._ledger.keep_round, self.terms.task, Round(state.round, state.encode())))
+        await self._commit(partial(self._ledger.keep_round, self.terms.task, kept(state, said)))
         self._last, self._phase, self._said = state.round, state.phase, False
 
     async def _say(self) -> RoundView:
         """Send what the device said last: the same bytes each time."""
-        state = self._state()
+        state, said = self._state()
         try:
-            answer = await self._ask("POST", self._path, self._sealed(state, self._statement()))
+            answer = await self._ask("POST", self._path, said)
         except Problem as problem:
             if problem.slug == "round-refused" and state.phase != ADVERTISED:  # a full cohort is nobody's fault
                 raise Refused(f"The server refused what this device said: {problem.detail}") from problem

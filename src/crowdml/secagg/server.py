@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -59,8 +59,11 @@ PHASES = (ADVERTISE, SHARE, MASK, AGREE, REVEAL, SUMMED)
 
 ATTEMPTS = 32
 """With how many sets of holders a secret is tried that did not come back right: some of them may lie."""
-DECODED, COMPARED = 8, 64
-"""After each attempt: secrets whose shares are decoded with errors, and secrets whose other shares are looked at."""
+NAMED = 8
+"""Devices of each kind that an operator is told of by name."""
+DECODED, COMPARED, GLANCED = 8, 64, 4
+"""After each attempt: secrets whose shares are decoded with errors, and secrets whose other shares are looked at; of
+these a few where all went well, so that a liar is seen whom nobody asked."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class ServerRound:
     phase: str = text()
     cause: str = text()  # it was abandoned: in a word
     why: str = text()  # and in a sentence
+    blamed: str = text()  # whose shares were wrong, for the operator alone
     adverts: Mapping[str, bytes] = table(named=True)
     roster: bytes = binary()
     shares: Mapping[int, bytes] = table()
@@ -95,7 +99,7 @@ class ServerRound:
 
 def begin(round: int) -> ServerRound:  # noqa: A002  our word
     """Open a round; the number must be above that of every earlier round of the task, abandoned ones included."""
-    return ServerRound(round, ADVERTISE, "", "", {}, b"", {}, b"", b"", {}, b"", b"", {}, {})
+    return ServerRound(round, ADVERTISE, "", "", "", {}, b"", {}, b"", b"", {}, b"", b"", {}, {})
 
 
 def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> ServerRound:
@@ -301,8 +305,8 @@ def _bodies(adverts: tuple[bytes, ...]) -> list[bytes]:
 def close(terms: Terms, state: ServerRound, publication: bytes = b"") -> ServerRound:
     """End the phase: on to the next one with those who answered, or abandon the round.
 
-    `publication`: the hash of what the cohort works with from now on, where the phase of shares ends. Devices bind their
-    masks to what they were shown, so who was shown something else is in no sum.
+    `publication`: the hash of what the cohort works with from now on, where the phase of shares ends. Devices bind
+    their masks to what they were shown, so who was shown something else is in no sum.
     """
     if state.phase == ADVERTISE:
         return _close_advertise(terms, state)
@@ -367,7 +371,9 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
     """Rebuild the secrets, check each against what its owner signed, take off the masks, and check the bound."""
     sharers, survivors = members(state.sharers, len(roster)), members(state.survivors, len(roster))
     adverts = [decode(Advert, state.adverts[one]) for one in roster.ids]
-    secrets = _rebuild(state, roster, adverts, sharers, survivors)
+    rebuilt = _rebuild(state, roster, adverts, sharers, survivors)
+    secrets = rebuilt.secrets
+    state = replace(state, blamed=_blamed(terms, roster, rebuilt))
     lost = [index for index in np.flatnonzero(sharers).tolist() if index not in secrets]
     if lost:
         return abandon(
@@ -409,9 +415,18 @@ def _sum(terms: Terms, state: ServerRound, roster: Roster) -> ServerRound:
     return replace(state, phase=SUMMED, adverts={}, shares={}, agreements={}, reveals={}, body=b"".join(unmasked))
 
 
-def _rebuild(
-    state: ServerRound, roster: Roster, adverts: list[Advert], sharers: Array, survivors: Array
-) -> dict[int, bytes]:
+class Rebuilt(NamedTuple):
+    """Secrets by index of their owners; of how many each holder's share was wrong, among those that were compared; how
+    many of those who revealed could not open the letter of an owner; and the owners whose secret did not come back
+    though enough neighbours had a share of it."""
+
+    secrets: dict[int, bytes]
+    blame: Array
+    sealed: Array
+    useless: list[int]
+
+
+def _rebuild(state: ServerRound, roster: Roster, adverts: list[Advert], sharers: Array, survivors: Array) -> Rebuilt:
     """Secrets by index: of a survivor its seed, of a missing one its pair key. Those that verify, and no others.
 
     Holders may lie. A few secrets are decoded with errors; where one verifies, a holder whose share of it lies off its
@@ -420,11 +435,13 @@ def _rebuild(
     """
     threshold = roster.plan.threshold
     shown: dict[int, dict[int, Array]] = {index: {} for index in np.flatnonzero(sharers).tolist()}
+    unopened = np.zeros(len(roster), np.int64)
     for holder in sorted(state.reveals):
         message = decode(Reveal, state.reveals[holder])
         around = roster.neighbours[holder][sharers[roster.neighbours[holder]]]
-        owners = around[members(message.held, len(around))].tolist()
-        for owner, one in zip(owners, shamir.from_bytes(message.shares), strict=True):
+        held = members(message.held, len(around))
+        unopened[around[~held]] += 1
+        for owner, one in zip(around[held].tolist(), shamir.from_bytes(message.shares), strict=True):
             shown[owner][holder] = one
     found: dict[int, bytes] = {}
     blame = np.zeros(len(roster), np.int64)
@@ -449,10 +466,32 @@ def _rebuild(
         }
         found |= verified
         waiting = [owner for owner in waiting if owner not in found and len(shown[owner]) > threshold]
-        if waiting:
-            for owner in list(verified)[:: max(1, len(verified) // COMPARED)]:
-                blame[_off(shown[owner], chosen[owner])] += 1
-    return found
+        many = COMPARED if waiting or attempt else GLANCED
+        for owner in list(verified)[:: max(1, len(verified) // many)]:
+            blame[_off(shown[owner], chosen[owner])] += 1
+    enough = [owner for owner, shares in shown.items() if len(shares) >= threshold]
+    return Rebuilt(found, blame, unopened, [owner for owner in enough if owner not in found])
+
+
+def _blamed(terms: Terms, roster: Roster, rebuilt: Rebuilt) -> str:
+    """Who revealed wrong shares of more devices than may have dealt them wrong; who dealt shares that more devices
+    could not open than may say so; and whose shares gave no secret.
+
+    An owner can deal a wrong share to an honest holder. If at most `colluders` lie, all that the first two name have.
+    """
+    said: list[str] = []
+    for counted, what in (
+        (rebuilt.blame, "revealed wrong shares of {} devices"),
+        (rebuilt.sealed, "dealt shares that {} neighbours could not open"),
+    ):
+        named = np.flatnonzero(counted > terms.colluders).tolist()
+        said += [f"device {roster.ids[one]} {what.format(counted[one])}" for one in named[:NAMED]]
+        said += [f"{len(named) - NAMED} more did so"] if len(named) > NAMED else []
+    said += [
+        f"the shares of device {roster.ids[one]} gave no secret: it dealt wrong ones, or too many neighbours lied"
+        for one in rebuilt.useless[:NAMED]
+    ]
+    return "; ".join(said)
 
 
 def _some(holders: list[int], count: int, blame: Array, owner: int, attempt: int) -> list[int]:

@@ -446,7 +446,7 @@ class Rounds:
             self._end(under, closed)
             return None
         row = self._last_row(under, closed)
-        entry = self.store.end_round(self.task, row, total(row), _told(row))
+        entry = self.store.end_round(self.task, row, total(row), _told(row, closed))
         self._forget(row)
         return entry
 
@@ -461,7 +461,7 @@ class Rounds:
 
     def _end(self, under: Under, closed: ServerRound) -> None:
         row = self._last_row(under, closed)
-        self.store.end_round(self.task, row, told=_told(row))
+        self.store.end_round(self.task, row, told=_told(row, closed))
         self._forget(row)
 
     def _last_row(self, under: Under, closed: ServerRound) -> RoundRow:
@@ -560,12 +560,13 @@ def _opened(kind: type[Any], data: bytes) -> Any:
         raise CrowdmlError(f"the store has a message of a round that cannot be read: {refused}") from refused
 
 
-def _told(row: RoundRow) -> tuple[str, str] | None:
-    """The event of its end; a round that nobody came to is no news."""
+def _told(row: RoundRow, closed: ServerRound) -> list[tuple[str, str]]:
+    """The events of its end: who was blamed, too, which devices are not told. One that nobody came to is no news."""
     if not row.devices:
-        return None
+        return []
     kind = "round summed" if row.phase == SUMMED else "round abandoned"
-    return kind, f"round {row.number}: {row.survived} of {row.devices} devices{': ' + row.why if row.why else ''}"
+    what = f"round {row.number}: {row.survived} of {row.devices} devices{': ' + row.why if row.why else ''}"
+    return [(kind, what), *([("wrong shares", f"round {row.number}: {closed.blamed}")] if closed.blamed else [])]
 
 
 def _hash(published: Publication | None) -> bytes:

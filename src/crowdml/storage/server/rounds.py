@@ -184,12 +184,12 @@ class Rounds(Journal):
                 self._open_round(connection, number, then_open, at)
 
     def end_round(
-        self, task: bytes, row: RoundRow, total: JournalRow | None = None, told: tuple[str, str] | None = None
+        self, task: bytes, row: RoundRow, total: JournalRow | None = None, told: Sequence[tuple[str, str]] = ()
     ) -> Entry | None:
         """A round is over: what devices said in it goes, bodies of masked vectors included, and a total is journalled.
 
-        One transaction: after it the sum stands in the journal, and of each vector its hash alone. `told` is the kind
-        and the detail of an event for people.
+        One transaction: after it the sum stands in the journal, and of each vector its hash alone. `told` are the kind
+        and the detail of events for people.
         """
         assert row.phase in ENDED
         assert row.ended_at is not None
@@ -223,8 +223,8 @@ class Rounds(Journal):
                     publication=None,
                 )
             )
-            if told is not None:
-                add_event(connection, *told, utc(row.ended_at), number)
+            for event_kind, detail in told:
+                add_event(connection, event_kind, detail, utc(row.ended_at), number)
             return entry
 
     @staticmethod
