@@ -96,6 +96,11 @@ def test_every_shipped_task_is_one_that_runs(path):
         ("dimension = 8", "", ["features.dimension is missing"]),
         ('kind = "vector"', 'kind = "vecotr"', ["features.kind = 'vecotr'", "vector, accelerometer-spectrum"]),
         (
+            'kind = "vector"',
+            'kind = "accelerometer-spectrum"',
+            ["features.dimension = 8", "64 numbers", "does not fit"],
+        ),
+        (
             'norm = { kind = "l2", bound = 1.0 }',
             'norm = "l2"',
             ["features.norm = 'l2'", "expected a table", "kind, bound"],
@@ -448,3 +453,10 @@ def test_how_often_a_sample_serves_is_a_whole_number(uses, words):
 
 def test_skellam_noise_needs_a_delta():
     refused(masked_text(epsilon="{ gradient = 1.0 }\ndelta = 0.0"), "privacy.delta = 0: Skellam")
+
+
+def test_a_spectrum_has_as_many_numbers_here_as_where_it_is_computed():
+    from crowdml.features.spectrum import BINS
+    from crowdml.task import SPECTRUM
+
+    assert SPECTRUM == BINS

@@ -24,6 +24,8 @@ C = TypeVar("C")
 
 LARGEST = 1e30
 """Numbers of a task lie between 1 / LARGEST and LARGEST in size, or are zero: a float32 holds them all."""
+SPECTRUM = 64
+"""Numbers in an `accelerometer-spectrum`: `crowdml.features.spectrum.BINS`, which needs NumPy; a test compares them."""
 
 
 @record
@@ -47,6 +49,11 @@ class Features:
     def __post_init__(self) -> None:
         choose("features.kind", self.kind, ("vector", "accelerometer-spectrum"))
         between("features.dimension", self.dimension, 1, 1_000_000)
+        if self.kind == "accelerometer-spectrum" and self.dimension != SPECTRUM:
+            raise TaskError(
+                f"features.dimension = {self.dimension}: an accelerometer-spectrum has {SPECTRUM} numbers, and a model "
+                f'of another size does not fit it. Say {SPECTRUM}, or features.kind = "vector".'
+            )
 
 
 @record

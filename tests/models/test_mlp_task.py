@@ -4,7 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from crowdml.cli import cli
 from crowdml.errors import TaskError
 from crowdml.protocol import quote
 from crowdml.protocols import find, sgd
@@ -72,3 +74,21 @@ def test_a_simulated_crowd_learns_what_no_linear_model_can():
     study = simulate(parse(TEXT), x, y, lambda seed: spread_out("iid", y, 50, seed), seeds=[3])
     assert study.accuracy(x[:2000], y[:2000])[0][-1] > 0.85
     assert study.cost.epsilon_sample == pytest.approx(8.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "Learns: mlp 2-8-2, tanh, softmax, 42 weights"),
+        ({'kind = "mlp"': 'kind = "svm"\nbias = true', "hidden = [8]": "", 'activation = "tanh"': ""},
+         "Learns: svm with a bias, 3 weights"),
+    ],
+)  # fmt: skip
+def test_a_task_that_is_checked_says_what_it_learns(changes, line, tmp_path):
+    text = TEXT
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (tmp_path / "task.toml").write_text(text)
+    said = CliRunner().invoke(cli, ["task", "check", str(tmp_path / "task.toml")])
+    assert said.exit_code == 0, said.output
+    assert line in said.output

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
+import itertools
 import json
 import re
 import sys
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crowdml.errors import TaskError
 from crowdml.features import into_ball, spectrum
 from crowdml.protocols.sgd import plan
 from crowdml.server.export import Exported, model_card, model_file, onnx_file
@@ -35,18 +38,32 @@ norm = {{ kind = "{norm}", bound = {bound} }}
 [labels]
 {labels}
 [model]
-kind = "{model}"
+{model}
 [protocol]
 kind = "sgd"
 batch = 5
 step = {{ c = 1.0 }}
+clip = 3.0
 [privacy]
 mechanism = "{mechanism}"
 epsilon = {{ gradient = 1.0 }}
 delta = {delta}
 """
 NAMES = {2: 'classes = ["no", "yes"]', 3: 'classes = ["a", "b\\"c", "ü"]', 0: 'kind = "number"'}
-MODELS = [("softmax", 3), ("softmax", 2), ("logistic", 2), ("svm", 2), ("linear", 0)]
+MODELS = [
+    ("softmax", 3), ("softmax", 2), ("logistic", 2), ("svm", 2), ("smooth-svm", 2), ("linear", 0), ("least-squares", 0),
+    ("logistic, bias", 2), ("svm, bias", 2), ("smooth-svm, bias", 2),
+    ("mlp, relu", 3), ("mlp, tanh", 2), ("mlp, sigmoid", 3), ("mlp, relu, squared", 3), ("mlp, tanh, squared", 0),
+]  # fmt: skip
+
+
+def table(model: str) -> str:
+    """`svm, bias` or `mlp, relu, squared` as a `[model]` table says it."""
+    kind, *rest = model.split(", ")
+    said = [f'kind = "{kind}"', *(["hidden = [7, 5]", "seed = 4"] if kind == "mlp" else [])]
+    said += [f'activation = "{each}"' for each in rest if each in ("relu", "tanh", "sigmoid")]
+    return "\n".join([*said, *(f'top = "{each}"' for each in rest if each == "squared"),
+                      *("bias = true" for each in rest if each == "bias")])  # fmt: skip
 
 
 def make(
@@ -55,7 +72,7 @@ def make(
     laplace = norm == "l1"
     return parse(
         TEXT.format(
-            model=model,
+            model=table(model),
             labels=NAMES[classes],
             norm=norm,
             bound=bound,
@@ -78,6 +95,22 @@ def answers(model: Exported, x: Any, name: str = "x") -> dict[str, Any]:
     return dict(zip(names, session.run(names, {name: x}), strict=True))
 
 
+def by_hand(kind: str, weights: Any, x: Any) -> Any:
+    """Scores from the weights as they are laid out: [n], or [n, c]."""
+    if "bias" in kind:
+        return x @ weights[:-1] + weights[-1]
+    if not kind.startswith("mlp"):
+        return x @ weights
+    at, widths = 0, (6, 7, 5, (len(weights) - 6 * 7 - 7 - 7 * 5 - 5) // 6)
+    for into, out in itertools.pairwise(widths):
+        if at:
+            act = {"relu": lambda z: np.maximum(z, 0), "tanh": np.tanh, "sigmoid": lambda z: 1 / (1 + np.exp(-z))}
+            x = act[kind.split(", ")[1]](x)
+        x = x @ weights[at : at + into * out].reshape(into, out) + weights[at + into * out : at + (into + 1) * out]
+        at += (into + 1) * out
+    return x
+
+
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 @pytest.mark.parametrize(("kind", "classes"), MODELS)
 def test_onnx_predicts_as_the_model_itself_on_rows_of_any_length(kind: str, classes: int, norm: str) -> None:
@@ -86,11 +119,11 @@ def test_onnx_predicts_as_the_model_itself_on_rows_of_any_length(kind: str, clas
     x = (rng.normal(size=(500, 6)) * rng.choice([0.01, 1.0, 100.0], (500, 1))).astype(np.float32)
     found, within = answers(model, x), into_ball(x, norm, 2.0)  # pyright: ignore[reportArgumentType]
     ours = plan(task).model.predict(model.weights, within)
-    if kind == "linear":
-        np.testing.assert_allclose(found["prediction"], ours, rtol=1e-4, atol=1e-5)
+    if classes == 0:
+        np.testing.assert_allclose(found["prediction"], ours, rtol=1e-4, atol=1e-4)
         return
-    scores = within @ model.weights
-    margin = np.ptp(scores, axis=1) if scores.ndim == 2 else np.abs(scores)
+    scores = by_hand(kind, model.weights, within)
+    margin = np.diff(np.sort(scores, axis=1))[:, -1] if scores.ndim == 2 else np.abs(scores)
     clear = margin > 1e-4  # closer ones may fall either way when sums are taken in another order
     assert clear.sum() > 400
     np.testing.assert_array_equal(found["label"][clear], ours[clear])
@@ -98,6 +131,8 @@ def test_onnx_predicts_as_the_model_itself_on_rows_of_any_length(kind: str, clas
         assert found["probabilities"].shape == (500, classes)
         np.testing.assert_allclose(found["probabilities"].sum(1), 1, atol=1e-5)
         np.testing.assert_array_equal(found["probabilities"][clear].argmax(1), ours[clear])
+    else:
+        np.testing.assert_allclose(found["scores"], scores, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
@@ -150,11 +185,36 @@ def test_both_snippets_of_the_card_have_five_lines_that_run_and_agree(
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(re.sub(r"np\.zeros\(\(1, 6\)[^)]*\)", "row", code), {"row": row})
         said.append(printed.getvalue().strip())
-    if kind == "linear":
+    if classes == 0:
         numbers = [np.fromstring(text.strip("[]"), sep=" ") for text in said]
         np.testing.assert_allclose(*numbers, rtol=1e-4)
     else:
         assert said[0] == said[1]
+
+
+def test_a_perceptron_is_written_layer_by_layer_and_the_card_says_how_it_is_built() -> None:
+    model = exported(make("mlp, relu", 3), 8)
+    raw = model_file(model)
+    end = 8 + int.from_bytes(raw[:8], "little")
+    head = json.loads(raw[8:end])
+    shapes = {name: each["shape"] for name, each in head.items() if name != "__metadata__"}
+    assert shapes == {"weights.0": [6, 7], "biases.0": [7], "weights.1": [7, 5], "biases.1": [5],
+                      "weights.2": [5, 3], "biases.2": [3]}  # fmt: skip
+    np.testing.assert_array_equal(np.frombuffer(raw[end:], "<f4"), model.weights)
+    assert "| model | mlp 6-7-5-3, relu, softmax, 107 weights, version 7 |" in model_card(model, "m.onnx")
+    assert "| model | svm with a bias, 7 weights, version 7 |" in model_card(
+        exported(make("svm, bias", 2), 8), "m.onnx"
+    )
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("mlp, relu", 3), ("svm, bias", 2), ("softmax", 3)])
+def test_weights_that_do_not_fit_the_features_are_refused_with_both_shapes(kind: str, classes: int) -> None:
+    model = exported(make(kind, classes, dimension=9), 1)
+    other = dataclasses.replace(model, task=make(kind, classes))
+    with pytest.raises(TaskError, match=r"with 6 features it has .* weights, and these are .* another task"):
+        onnx_file(other)
+    with pytest.raises(TaskError, match="with 6 features it has"):
+        model_file(other)
 
 
 def test_a_missing_onnx_is_one_sentence_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,8 @@ def check(file_or_name: str, json_path: str | None) -> None:
     report.heading(found.name, found.title)
     if found.as_published:
         report.print("As published: a paper's own formulas, for the simulator only.")
+    if result["model"] is not None:
+        report.print(f"Learns: {result['model']}")
     leaves = make_table(
         "leaves", "mechanism", "sensitivity", "noise", "sample pays", title="What a check-in lets out", numbers=False
     )
@@ -203,6 +205,7 @@ def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
         "name": found.name,
         "hash": found.hash.hex(),
         "as_published": found.as_published,
+        "model": _model(found),
         "delta": found.privacy.delta,
         "batch": batch,
         "uses": uses,
@@ -223,6 +226,18 @@ def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
         "masking": _masking(found),
         "rows": [_row(row, found.privacy.delta) for row in price.rows],
     }
+
+
+def _model(found: Task) -> str | None:
+    """What is learnt, with its size; None where the protocol solves for a model of its own (gram)."""
+    from crowdml.models import KINDS, describe_model, read_model
+
+    kind = str(found.model["kind"])
+    if kind not in KINDS:
+        return None
+    penalties = ("l1", "l2")
+    made = read_model(found.model, found.features.dimension, found.classes, found.labels.bound, penalties)
+    return describe_model(kind, made)
 
 
 def _row(row: QuotedRow, delta: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from crowdml.models.binary import Logistic, SmoothSvm, Svm
 from crowdml.models.linear import LeastSquares, Linear
-from crowdml.models.make import KINDS, make_model
+from crowdml.models.make import KINDS, describe_model, make_model, read_model
 from crowdml.models.mlp import Mlp
 from crowdml.models.model import Model, Norm
 from crowdml.models.softmax import Softmax
@@ -18,5 +18,7 @@ __all__ = [
     "SmoothSvm",
     "Softmax",
     "Svm",
+    "describe_model",
     "make_model",
+    "read_model",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from crowdml.errors import TaskError
@@ -13,7 +14,7 @@ from crowdml.models.mlp import ACTIVATIONS, TOPS, Mlp
 from crowdml.models.model import Model
 from crowdml.models.softmax import Softmax
 
-__all__ = ["KINDS", "make_model"]
+__all__ = ["KINDS", "describe_model", "make_model", "read_model"]
 
 LARGEST_SETTING = 1e6
 """Settings of the linear model stay below this: width * LARGEST must be a float32."""
@@ -121,6 +122,34 @@ def make_model(kind: str, dimension: int, classes: int | None, **settings: Any) 
     if dimension < 1:
         raise TaskError(f"model {kind!r}: dimension = {dimension!r} is not a positive whole number.")
     return KINDS[kind](dimension, classes, settings)
+
+
+def read_model(
+    table: Mapping[str, Any],
+    dimension: int,
+    classes: int | None,
+    bound: Fraction,
+    penalties: tuple[str, ...] = ("l2",),
+) -> Model:
+    """The model of a task's `[model]` table. The penalties in it are the protocol's own: it reads them itself.
+
+    `bound`: of the labels, where they are numbers and the table does not set another.
+    """
+    settings = {key: float(value) if isinstance(value, Fraction) else value for key, value in table.items()}
+    kind = str(settings.pop("kind"))
+    for penalty in penalties:
+        settings.pop(penalty, None)
+    if classes is None:
+        settings.setdefault("bound", float(bound))
+    return make_model(kind, dimension, classes, **settings)
+
+
+def describe_model(kind: str, model: Model) -> str:
+    """`softmax, 50 x 10 weights`, `svm with a bias, 51 weights`, `mlp 50-75-75-10, relu, softmax, 10,135 weights`."""
+    count = " x ".join(f"{each:,}" for each in model.shape)
+    if isinstance(model, Mlp):
+        return f"{kind} {'-'.join(map(str, model.widths))}, {model.activation}, {model.top}, {count} weights"
+    return f"{kind}{' with a bias' if getattr(model, 'bias', False) else ''}, {count} weights"
 
 
 def _refuse_unknown(kind: str, settings: Mapping[str, Any], allowed: tuple[str, ...]) -> None:

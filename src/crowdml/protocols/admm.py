@@ -33,7 +33,7 @@ import numpy as np
 from crowdml.arrays import Array, Integers, Samples, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
-from crowdml.models import Model, make_model
+from crowdml.models import Model, read_model
 from crowdml.privacy.calibration import rho_for, skellam_variance
 from crowdml.privacy.grid import COARSEST, COUNTS, FINEST, Grid
 from crowdml.privacy.laws import DiscreteGaussian
@@ -63,7 +63,7 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
-from crowdml.task import Task, between, positive, read_section
+from crowdml.task import Task, between, positive, read_section, show
 
 FINE = 256
 """Rounding costs sqrt(entries) grid steps; the bound is at least so many times as much: less than half a hundredth."""
@@ -181,17 +181,14 @@ def plan(task: Task) -> Plan:
             "as_published = true: admm as published keeps private duals and says two vectors, which no door lets out. "
             "`crowdml reproduce guo/fig4` runs it, with its warning; leave the line out for the sound form."
         )
-    extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
-    kind = str(extra.pop("kind"))
-    penalties = {name: extra.pop(name, 0.0) for name in ("l1", "l2")}
+    kind = str(task.model["kind"])
+    penalties = {name: task.model.get(name, 0) for name in ("l1", "l2")}
     for name, value in penalties.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise TaskError(f"model.{name} = {value!r}: a number, 0 or more.")
+        if not isinstance(value, (int, float, Fraction)) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise TaskError(f"model.{name} = {show(value)}: a number, 0 or more.")
     if kind in MISUSED:
         raise TaskError(f"model.kind = {kind!r}: {MISUSED[kind]}.")
-    if task.labels.kind == "number":
-        extra.setdefault("bound", float(task.labels.bound))
-    model = make_model(kind, task.features.dimension, task.classes, **extra)
+    model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound, tuple(penalties))
     if task.features.norm.kind != "l2":
         raise TaskError('features.norm.kind = "l1": the sensitivity of admm is in the l2 norm. Say "l2".')
     if task.privacy.mechanism != "none":
@@ -205,7 +202,7 @@ def plan(task: Task) -> Plan:
         raise TaskError(
             f"protocol.barrier = {settings.barrier}: under masks masking.minimum is the barrier. Leave this one out."
         )
-    return _plan(task, settings, model, **penalties)
+    return _plan(task, settings, model, l1=float(penalties["l1"]), l2=float(penalties["l2"]))
 
 
 def _plan(task: Task, settings: Settings, model: Model, *, l1: float, l2: float) -> Plan:

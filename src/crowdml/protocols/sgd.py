@@ -31,7 +31,7 @@ import numpy as np
 from crowdml.arrays import Array, Integers, Samples, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
-from crowdml.models import Model, make_model
+from crowdml.models import Model, read_model
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, skellam_variance
 from crowdml.privacy.grid import COARSEST, COUNTS, FINEST, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
@@ -64,7 +64,7 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
-from crowdml.task import StopRule, Task, between, choose, positive, read_section
+from crowdml.task import StopRule, Task, between, choose, positive, read_section, show
 
 LARGEST_NOISE = 2**15
 """In grid steps: the scale of the noise one device draws (design, decision 1)."""
@@ -157,13 +157,10 @@ def plan(task: Task) -> Plan:
             f'privacy.unit = "{task.privacy.unit}": sgd protects a "sample". '
             "What its check-ins cost a whole device is quoted beside that."
         )
-    extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
-    kind, l2 = str(extra.pop("kind")), extra.pop("l2", 0.0)
-    if not isinstance(l2, (int, float)) or isinstance(l2, bool) or l2 < 0:
-        raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
-    if task.labels.kind == "number":
-        extra.setdefault("bound", float(task.labels.bound))
-    model = make_model(kind, task.features.dimension, task.classes, **extra)
+    l2 = task.model.get("l2", 0)
+    if not isinstance(l2, (int, float, Fraction)) or isinstance(l2, bool) or l2 < 0:
+        raise TaskError(f"model.l2 = {show(l2)}: a number, 0 or more.")
+    model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound)
     wanted = {"gradient", "errors", "labels"}
     if task.privacy.mechanism != "none":
         for name in sorted(set(task.privacy.epsilon) - wanted):

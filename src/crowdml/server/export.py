@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 
 from crowdml.errors import DataError
+from crowdml.models import KINDS, Mlp, describe_model
 from crowdml.privacy.losses import Loss, Renyi
 from crowdml.protocol import quote
+from crowdml.server.graph import fitting_model, make_onnx
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.texts import count_text
 from crowdml.wire.keys import Key
+
+NAMES = ("weights", "biases")
+"""Of a layer's two tensors."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,31 @@ def safetensors(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
 
 
 def model_file(model: Exported) -> bytes:
-    """As safetensors: one tensor, `weights`."""
-    return safetensors({"weights": model.weights}, _metadata(model))
+    """As safetensors: one tensor, `weights` (a bias is its last entry); of an mlp two a layer, `weights.0`, `biases.0`.
+
+    The layers follow one another, so the file's numbers are in either case the weights as devices see them.
+    """
+    return safetensors(_tensors(model), _metadata(model))
+
+
+def _tensors(model: Exported) -> dict[str, Any]:
+    perceptron = _perceptron(model)
+    if perceptron is None:
+        return {"weights": model.weights}
+    layers = enumerate(perceptron.layers(model.weights))
+    return {f"{name}.{index}": tensor for index, pair in layers for name, tensor in zip(NAMES, pair, strict=True)}
+
+
+def _perceptron(model: Exported) -> Mlp | None:
+    """The model of a task that trains one."""
+    if model.task.model["kind"] not in KINDS:  # ridge: gram's own
+        return None
+    made = fitting_model(model.task, model.weights)
+    return made if isinstance(made, Mlp) else None
 
 
 def onnx_file(model: Exported) -> bytes:
     """As ONNX: from what a device senses to the answer (`crowdml.server.graph`)."""
-    from crowdml.server.graph import make_onnx
-
     return make_onnx(model.task, model.weights, _metadata(model))
 
 
@@ -129,7 +151,7 @@ def model_card(model: Exported, *files: str) -> str:
 | | |
 |---|---|
 | task | `{task.name}`, SHA-256 `{task.hash.hex()}` |
-| model | {task.model["kind"]}, {" x ".join(map(str, model.weights.shape))} weights, version {model.version} |
+| model | {_built(model)}, version {model.version} |
 | features | {task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g} |
 | labels | {", ".join(task.labels.classes) or "a number"} |
 | made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")}{_cohorts(model)} |
@@ -155,6 +177,14 @@ What left, each with noise that its own device drew:
 ## Use
 
 {use}"""
+
+
+def _built(model: Exported) -> str:
+    """Its kind, its layers where it has several, and its weights."""
+    kind = str(model.task.model["kind"])
+    if kind not in KINDS:
+        return f"{kind}, {' x '.join(map(str, model.weights.shape))} weights"
+    return describe_model(kind, fitting_model(model.task, model.weights))
 
 
 def _cohorts(model: Exported) -> str:
@@ -189,10 +219,15 @@ def _numpy_snippet(model: Exported, file: str) -> str:
     if task.protocol["kind"] == "gram":
         return _gram_snippet(model, file)
     order, bound = 1 if task.features.norm.kind == "l1" else 2, float(task.features.norm.bound)
-    last = {
-        "softmax": f"np.array({list(task.labels.classes)})[(x @ weights).argmax(1)]",
-        "linear": "x @ weights",
-    }.get(str(task.model["kind"]), f"np.array({list(task.labels.classes)})[(x @ weights > 0).astype(int)]")
+    perceptron = _perceptron(model)
+    if perceptron is not None:
+        return _mlp_snippet(task, perceptron, file, f"np.linalg.norm(x, {order}, 1, True) / {bound:g}")
+    names, scores = list(task.labels.classes), "x @ weights"
+    if task.model.get("bias") is True:
+        scores = "x @ weights[:-1] + weights[-1]"
+    last = f"np.array({names})[({scores} > 0).astype(int)]" if names else scores
+    if task.model["kind"] == "softmax":
+        last = f"np.array({names})[({scores}).argmax(1)]"
     return "\n".join(
         (
             "import json, numpy as np",
@@ -200,6 +235,26 @@ def _numpy_snippet(model: Exported, file: str) -> str:
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
             f"x = np.zeros((1, {task.features.dimension}))  # a row a sample; long ones are shrunk, as on a device:",
             f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
+        )
+    )
+
+
+def _mlp_snippet(task: Task, model: Mlp, file: str, size: str) -> str:
+    step = {
+        "relu": "np.maximum(x @ w.pop(0) + w.pop(0), 0)",
+        "tanh": "np.tanh(x @ w.pop(0) + w.pop(0))",
+        "sigmoid": "1 / (1 + np.exp(-(x @ w.pop(0) + w.pop(0))))",
+    }[model.activation]
+    names = list(task.labels.classes)
+    last = f"np.array({names})[(x @ w[0] + w[1]).argmax(1)]" if names else "(x @ w[0] + w[1])[:, 0]"
+    return "\n".join(
+        (
+            f'import json, numpy as np; raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
+            'w = [np.frombuffer(raw[end:][slice(*t["data_offsets"])], "<f4").reshape(t["shape"]) '
+            'for name, t in json.loads(raw[8:end]).items() if "." in name]  # weights and biases, layer by layer',
+            f"x = np.zeros((1, {task.features.dimension})); x = x / np.maximum(1, {size})  # long rows are shrunk",
+            f"while len(w) > 2: x = {step}",
+            f"print({last})",
         )
     )
 
@@ -224,8 +279,7 @@ def _onnx_snippet(model: Exported, file: str) -> str:
     task = model.task
     spectrum = task.features.kind == "accelerometer-spectrum"
     name, shape = ("acceleration", "(1, 64, 3)") if spectrum else ("x", f"(1, {task.features.dimension})")
-    kind = str(task.model["kind"])
-    answer = "answer[0]" if kind == "linear" else f"np.array({list(task.labels.classes)})[answer[0]]"
+    answer = "answer[0]" if task.classes is None else f"np.array({list(task.labels.classes)})[answer[0]]"
     return "\n".join(
         (
             "import numpy as np, onnxruntime",

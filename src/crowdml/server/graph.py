@@ -4,8 +4,9 @@ Inputs: `x` [n, d] float32, a row a sample; for `accelerometer-spectrum` instead
 3.2 s at 20 Hz. Rows outside the ball of the task's features are shrunk onto it, and a row with an entry that is not
 finite becomes the zero row, as on a device.
 
-Outputs: softmax and logistic: `label` [n] int64, an index into the names in the metadata, and `probabilities` [n, c].
-svm: `label` and `scores` [n], positive for the second class. linear: `prediction` [n].
+Outputs: softmax, logistic and mlp: `label` [n] int64, an index into the names in the metadata, and `probabilities`
+[n, c]; an mlp with squared error: `label` and `scores` [n, c]. svm and smooth-svm: `label` and `scores` [n], positive
+for the second class. linear, least-squares, and an mlp for a number: `prediction` [n].
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy as np
 
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.features.spectrum import BINS
+from crowdml.models import KINDS, Logistic, Mlp, Model, Softmax, read_model
 from crowdml.task import Task
 
-__all__ = ["make_onnx"]
+__all__ = ["fitting_model", "make_onnx"]
 
 OPSET, IR = 17, 8
 """Of 2022: old enough for runtimes in the field."""
@@ -40,11 +42,9 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
             "A model is written as ONNX by the package onnx, which is not installed. Run `pip install "
             "'crowdml[server]'`, or export the model as .safetensors, which needs nothing."
         ) from error
-    kind, classes = str(task.model["kind"]), list(task.labels.classes)
-    if kind not in ("softmax", "logistic", "svm", "linear"):
-        raise TaskError(f"model.kind = {kind!r}: it cannot be written as ONNX. Export it as .safetensors.")
+    model, classes = fitting_model(task, weights), list(task.labels.classes)
     nodes: list[Any] = []
-    constants: dict[str, Any] = {"weights": np.asarray(weights, np.float32)}
+    constants: dict[str, Any] = {}
 
     def add(operation: str, inputs: list[str], output: str, **attributes: Any) -> str:
         nodes.append(helper.make_node(operation, inputs, [output], **attributes))
@@ -56,10 +56,12 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
     else:
         entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", task.features.dimension])
         rows = "x"
-    scores = add("MatMul", [_into_ball(add, constants, rows, task), "weights"], "raw")
-    outputs = _answers(add, constants, kind, scores)
-    kinds = {"label": (TensorProto.INT64, ["n"]), "probabilities": (TensorProto.FLOAT, ["n", len(classes)]),
-             "scores": (TensorProto.FLOAT, ["n"]), "prediction": (TensorProto.FLOAT, ["n"])}  # fmt: skip
+    scores = _scores(add, constants, model, weights, _into_ball(add, constants, rows, task))
+    outputs = _answers(add, constants, model, scores)
+    several = ["n", len(classes)]
+    kinds = {"label": (TensorProto.INT64, ["n"]), "probabilities": (TensorProto.FLOAT, several),
+             "scores": (TensorProto.FLOAT, several if isinstance(model, Mlp) else ["n"]),
+             "prediction": (TensorProto.FLOAT, ["n"])}  # fmt: skip
     graph = helper.make_graph(
         nodes,
         task.name,
@@ -68,12 +70,45 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
         doc_string=task.title,
     )
-    model = helper.make_model(
+    made = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="crowdml"
     )
-    helper.set_model_props(model, {**metadata, "classes": json.dumps(classes)})
-    onnx.checker.check_model(model, full_check=True)
-    return model.SerializeToString()
+    helper.set_model_props(made, {**metadata, "classes": json.dumps(classes)})
+    onnx.checker.check_model(made, full_check=True)
+    return made.SerializeToString()
+
+
+def fitting_model(task: Task, weights: Any) -> Model:
+    """The model of a task, for weights of its shape; a TaskError where there is none that can be exported."""
+    kind = str(task.model["kind"])
+    if kind not in KINDS:
+        raise TaskError(f"model.kind = {kind!r}: it cannot be written as ONNX. Export it as .safetensors.")
+    model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound, ("l1", "l2"))
+    if tuple(np.shape(weights)) != model.shape:
+        shape, wanted = (" x ".join(map(str, each)) for each in (np.shape(weights), model.shape))
+        raise TaskError(
+            f"model.kind = {kind!r}: with {task.features.dimension} features it has {wanted} weights, and these are "
+            f"{shape}. They belong to another task."
+        )
+    return model
+
+
+def _scores(add: Any, constants: dict[str, Any], model: Model, weights: Any, rows: str) -> str:
+    """What the model says of rows in the ball: [n], or [n, c]."""
+    weights = np.asarray(weights, np.float32)
+    if isinstance(model, Mlp):
+        operation = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}[model.activation]
+        for index, (matrix, biases) in enumerate(model.layers(weights)):
+            rows = rows if index == 0 else add(operation, [rows], f"units {index}")
+            constants |= {f"weights {index}": matrix, f"biases {index}": biases}
+            product = add("MatMul", [rows, f"weights {index}"], f"product {index}")
+            rows = add("Add", [product, f"biases {index}"], f"entering {index + 1}")
+        return rows
+    if getattr(model, "bias", False):
+        constants |= {"weights": weights[:-1], "bias": weights[-1:]}
+        return add("Add", [add("MatMul", [rows, "weights"], "product"), "bias"], "raw")
+    constants["weights"] = weights
+    return add("MatMul", [rows, "weights"], "raw")
 
 
 def _spectrum(add: Any, constants: dict[str, Any]) -> str:
@@ -102,19 +137,27 @@ def _into_ball(add: Any, constants: dict[str, Any], rows: str, task: Task) -> st
     return add("Mul", [usable, shrink], "in the ball")
 
 
-def _answers(add: Any, constants: dict[str, Any], kind: str, scores: str) -> list[str]:
-    if kind == "linear":
-        add("Identity", [scores], "prediction")
+def _answers(add: Any, constants: dict[str, Any], model: Model, scores: str) -> list[str]:
+    last = {"last": np.asarray([1], np.int64)}
+    if model.classes is None:
+        if isinstance(model, Mlp):
+            constants |= last
+            add("Squeeze", [scores, "last"], "prediction")
+        else:
+            add("Identity", [scores], "prediction")
         return ["prediction"]
-    if kind == "softmax":
+    if isinstance(model, (Softmax, Mlp)):
         add("ArgMax", [scores], "label", axis=1, keepdims=0)
+        if isinstance(model, Mlp) and model.top == "squared":
+            add("Identity", [scores], "scores")
+            return ["label", "scores"]
         add("Softmax", [scores], "probabilities", axis=1)
         return ["label", "probabilities"]
     add("Cast", [add("Greater", [scores, "zero"], "second")], "label", to=7)
-    if kind == "svm":
+    if not isinstance(model, Logistic):
         add("Identity", [scores], "scores")
         return ["label", "scores"]
-    constants["last"] = np.asarray([1], np.int64)
+    constants |= last
     column = add("Unsqueeze", [scores, "last"], "column")
     first, second = add("Sigmoid", [add("Neg", [column], "against")], "no"), add("Sigmoid", [column], "yes")
     add("Concat", [first, second], "probabilities", axis=1)
