@@ -123,7 +123,7 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Compute dtype, shape and range of each field from the task, as docs/protocol.md says under its kind.",
     ),
     "stale": ProblemKind(
-        422, "The message answers a version that is too old", "Check out again; what was given stays charged."
+        422, "The message answers a version that was never published", "Check out again; what was given stays charged."
     ),
     "invalid-task": ProblemKind(
         422, "The task cannot be run", "Change what `detail` names; docs/task.md has all keys."
