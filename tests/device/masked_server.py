@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+from loopback import SMALL, joined
 
-from crowdml.device.folder import Folder, Server, offer
+from crowdml.device.folder import Folder, Server
 from crowdml.messages import SERVER, encode
 from crowdml.protocol import Context, Publish
 from crowdml.protocols import find
@@ -34,26 +35,7 @@ from crowdml.wire.receipts import Receipt, chain_next, chain_start
 from crowdml.wire.requests import parse_authorization
 from crowdml.wire.rounds import RoundView, publication_hash
 
-MASKED = """
-name = "{name}"
-title = "A small masked task"
-[features]
-dimension = 4
-norm = {{ kind = "l2", bound = 1.0 }}
-[labels]
-classes = ["a", "b", "c"]
-[model]
-kind = "softmax"
-[protocol]
-kind = "sgd"
-batch = 5
-step = {{ c = 1.0 }}
-[privacy]
-mechanism = "skellam"
-epsilon = {{ gradient = 1.0, labels = 0.5 }}
-delta = 1e-6
-uses = {uses}
-budget = {{ epsilon = 1.5, samples = {samples} }}
+MASKING = """
 [masking]
 cohort = {cohort}
 minimum = {minimum}
@@ -73,9 +55,9 @@ def masked_task(
     window: float = 30.0,
     lease: float = 30.0,
 ) -> Task:
-    return parse(
-        MASKED.format(name=name, uses=uses, samples=samples, cohort=cohort, minimum=minimum, window=window, lease=lease)
-    )
+    """The small task of loopback.py, under masks."""
+    text = SMALL.format(name=name, samples=samples).replace('"discrete-gaussian"', f'"skellam"\nuses = {uses}')
+    return parse(text + MASKING.format(cohort=cohort, minimum=minimum, window=window, lease=lease))
 
 
 class RoundServer:
@@ -265,9 +247,7 @@ async def rounds_of(task: Task) -> AsyncIterator[RoundServer]:
 
 def masked_home(path: Path, task: Task, server: RoundServer) -> Folder:
     """A folder whose owner accepted the task, and which knows the server."""
-    home = Folder(path)
-    home.make()
-    home.accept(task, offer(task, find(task)))
+    home = joined(path, task)
     home.ledger().close()
     home.pin(Server(server.address, server.key.public.hex()))
     return home
