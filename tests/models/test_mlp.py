@@ -130,30 +130,6 @@ def test_the_sums_are_those_of_the_rows_plain_and_clipped(model, dtype):
     assert model.clipped_sum(weights, Samples(x, y), np.float64(clip)).dtype == dtype
 
 
-def test_the_clip_shortens_the_long_ones_and_leaves_a_short_one_as_it_is():
-    model = Mlp(D, 3, (8,), 1)
-    weights, x, y = draw(model, seed=3, b=9)
-    rows = model.gradients(weights, Samples(x, y))
-    clip = float(np.median(lengths(rows)))
-    shares = np.stack([model.clipped_sum(weights, Samples(x[i : i + 1], y[i : i + 1]), clip) for i in range(9)])
-    long = lengths(rows) > clip
-    assert long.sum() == 4
-    np.testing.assert_allclose(lengths(shares[long]), clip, rtol=1e-9)
-    np.testing.assert_allclose(shares[~long], rows[~long], rtol=1e-12)
-
-
-@pytest.mark.parametrize("part", ["weights", "biases"])
-def test_the_length_of_a_gradient_counts_its_weights_and_its_biases(part):
-    """One unit, x = 0: the biases alone move; a tiny bias slope beside a huge x: the weights alone do."""
-    model = Mlp(1, 2, (1,), 1, "tanh", "squared")
-    weights = np.array([0.0, 0.5, 1.0, -1.0, 0.0, 0.0])
-    x = np.array([[0.0 if part == "biases" else 1e4]])
-    row = model.gradients(weights, Samples(x, np.array([0])))
-    share = model.clipped_sum(weights, Samples(x, np.array([0])), 1e-2)
-    assert lengths(share) == pytest.approx(1e-2, rel=1e-9)
-    np.testing.assert_allclose(share, row[0] * 1e-2 / lengths(row)[0], rtol=1e-9)
-
-
 @settings(max_examples=30, deadline=None)
 @given(model=st.sampled_from(MODELS), seed=st.integers(0, 2**32 - 1), spread=st.floats(0.01, 10))
 def test_numpy_and_jax_agree(model, seed, spread):
