@@ -30,6 +30,8 @@ MOMENTS, MOVED = "privacy/moments.py", "tests/privacy/test_moments.py::"
 GRAM = "tests/protocols/test_gram.py::"
 SHARED, COHORTS = "tests/privacy/test_skellam.py::", "tests/sim/test_cohorts.py::"
 MASKED_SGD = "tests/protocols/test_sgd_masked.py::"
+MLP, SCORES, BINARY = (f"models/{name}.py" for name in ("mlp", "scores", "binary"))
+CLIPPED = "tests/models/test_clipping.py::"
 LOCAL, STEPPED = "protocols/local_updates.py", "tests/protocols/test_local_updates.py::"
 
 
@@ -178,6 +180,99 @@ MUTANTS: tuple[Mutant, ...] = (
         "return radius",
         f"{KILLERS}test_no_gradient_is_longer_than_its_bound",
     ),
+    # --- what is clipped, and what a bias adds ---
+    Mutant(
+        "ghost norm without the biases",
+        MLP,
+        "(_square(a) + 1) * _square(slope)",
+        "_square(a) * _square(slope)",
+        f"{CLIPPED}test_the_length_of_a_gradient_counts_its_weights_and_its_biases[biases]",
+    ),
+    Mutant(
+        "ghost norm without what enters a layer",
+        MLP,
+        "(_square(a) + 1) * _square(slope)",
+        "_square(slope)",
+        f"{CLIPPED}test_the_length_of_a_gradient_counts_its_weights_and_its_biases[weights]",
+    ),
+    Mutant(
+        "ghost norm of the last layer alone",
+        MLP,
+        "for a, slope in zip(entering, slopes, strict=True))\n            factor",
+        "for a, slope in zip(entering[-1:], slopes[-1:], strict=True))\n            factor",
+        f"{CLIPPED}test_each_share_of_a_clipped_sum_is_the_gradient_or_as_long_as_the_clip",
+    ),
+    Mutant(
+        "derivative of tanh without its square",
+        MLP,
+        "back * (1 - a * a)",
+        "back * (1 - a)",
+        f"{CLIPPED}test_a_perceptrons_gradient_is_the_slope_of_its_loss",
+    ),
+    Mutant(
+        "derivative of a sigmoid without its first factor",
+        MLP,
+        "back * (a * (1 - a))",
+        "back * (1 - a)",
+        f"{CLIPPED}test_a_perceptrons_gradient_is_the_slope_of_its_loss",
+    ),
+    Mutant(
+        "a ReLU that lets every slope back",
+        MLP,
+        "return xp.where(a > 0, back, 0)",
+        "return xp.where(a >= 0, back, 0)",
+        f"{CLIPPED}test_a_perceptrons_gradient_is_the_slope_of_its_loss",
+    ),
+    Mutant(
+        "short gradients stretched to the clip",
+        SCORES,
+        "clip / xp.maximum(xp.sqrt(xp.where(usable, squares, 0)), clip)",
+        "clip / xp.sqrt(xp.where(usable, squares, 1))",
+        f"{CLIPPED}test_each_share_of_a_clipped_sum_is_the_gradient_or_as_long_as_the_clip",
+    ),
+    Mutant(
+        "a clipped sum that is not clipped",
+        SCORES,
+        "clip / xp.maximum(xp.sqrt(xp.where(usable, squares, 0)), clip)",
+        "xp.minimum(1, clip / clip)",
+        f"{CLIPPED}test_each_share_of_a_clipped_sum_is_the_gradient_or_as_long_as_the_clip",
+    ),
+    Mutant(
+        "clipped by the slope alone",
+        SCORES,
+        "shrinking(squares * slopes, clip)",
+        "shrinking(slopes, clip)",
+        f"{CLIPPED}test_each_share_of_a_clipped_sum_is_the_gradient_or_as_long_as_the_clip",
+    ),
+    Mutant(
+        "a squared slope that vanishes hides a length",
+        MLP,
+        "return (rows * rows).sum(-1) + rows.shape[-1] * np.finfo(rows.dtype).tiny",
+        "return (rows * rows).sum(-1)",
+        f"{CLIPPED}test_a_slope_whose_square_vanishes_is_clipped_all_the_same",
+    ),
+    Mutant(
+        "an unknown label moves a perceptron",
+        MLP,
+        "return xp.where(known, odds / odds",
+        "return xp.where(known | True, odds / odds",
+        f"{CLIPPED}test_what_cannot_be_used_adds_nothing_to_a_clipped_sum",
+    ),
+    Mutant(
+        "l2 bound with a bias is that without",
+        BINARY,
+        "else math.hypot(radius, 1)",
+        "else radius",
+        f"{CLIPPED}test_no_gradient_is_longer_than_its_bound_with_a_bias_and_some_come_near",
+    ),
+    Mutant(
+        "l1 bound with a bias is that without",
+        BINARY,
+        "return radius + 1 if norm",
+        "return radius if norm",
+        f"{CLIPPED}test_no_gradient_is_longer_than_its_bound_with_a_bias_and_some_come_near",
+    ),
+    # --- counts ---
     Mutant(
         "label counts 2 to 1",
         "protocols/sgd.py",
