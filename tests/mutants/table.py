@@ -148,15 +148,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "4/b to 2/b: one clip for two",
         MECHANISMS,
-        "L1(Fraction(2 * self.clip))",
-        "L1(Fraction(self.clip))",
+        "L1(Fraction(2 * self.clip), self.adjacency)",
+        "L1(Fraction(self.clip), self.adjacency)",
         f"{KILLERS}test_the_noise_of_a_grid_laplace_is_worth_its_epsilon_on_the_worst_neighbours",
     ),
     Mutant(
         "2 sqrt 2 to sqrt 2: one clip for two",
         MECHANISMS,
-        "L2(Fraction(2 * self.clip))\n\n    @cached_property\n    def sigma",
-        "L2(Fraction(self.clip))\n\n    @cached_property\n    def sigma",
+        "L2(Fraction(2 * self.clip), self.adjacency)\n\n    @cached_property\n    def sigma",
+        "L2(Fraction(self.clip), self.adjacency)\n\n    @cached_property\n    def sigma",
         f"{KILLERS}test_the_noise_of_a_grid_gaussian_is_worth_its_rho_on_the_worst_neighbours",
     ),
     Mutant(
@@ -384,10 +384,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "laplace noise added before clipping",
         MECHANISMS,
-        "return total + noise.discrete_laplace(self.scale, like=total)\n\n\n@record\nclass GridGaussian",
+        "return total + noise.discrete_laplace(self.scale, like=total)\n\n\ndef _contributions",
         "noisy = total + noise.discrete_laplace(self.scale, like=total)\n"
         '        return self.grid.sum(self.grid.decode(noisy)[None], norm="l1", clip=self.clip)'
-        "\n\n\n@record\nclass GridGaussian",
+        "\n\n\ndef _contributions",
         f"{KILLERS}test_noise_is_added_after_clipping[GridLaplace]",
     ),
     Mutant(
@@ -592,17 +592,17 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- the label-triggered check-in ---
     Mutant(
         "label-triggered check-in: no check-out while the label stays",
-        "protocols/sgd.py",
+        "protocol.py",
         "return Step(event.batch, (CheckOut(),))",
         "labels = event.batch._value.y\n    return Step(event.batch, (CheckOut(),) if labels[0] != labels[-1] else ())",
         f"{KILLERS}test_what_a_device_does_has_the_same_shape_on_all_neighbours",
     ),
     Mutant(
         "label-triggered check-in: a handler looks into the batch",
-        "protocols/sgd.py",
+        "protocol.py",
         "return Step(event.batch, (CheckOut(),))",
         "labels = event.batch._value.y\n    return Step(event.batch, (CheckOut(),) if labels[0] != labels[-1] else ())",
-        "tests/test_source.py::test_only_the_door_looks_into_a_private_value[protocols/sgd.py]",
+        "tests/test_source.py::test_only_the_door_looks_into_a_private_value[protocol.py]",
     ),
     Mutant(
         "a private value decides a branch",
@@ -1223,15 +1223,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vanished devices count as survivors",
         "sim/cohorts.py",
-        "devices = alive.sum().astype(jnp.int32)",
-        "devices = jnp.int32(alive.shape[0])",
+        "devices = feed[-1].sum().astype(jnp.int32)",
+        "devices = jnp.int32(feed[-1].size)",
         f"{COHORTS}test_a_round_with_too_few_survivors_leaves_the_model_and_is_paid_for",
     ),
     Mutant(
         "what a vanished device said is added up",
         "sim/cohorts.py",
-        "_sum(jnp.where(alive[:, None], each, 0), name in wide)",
-        "_sum(each, name in wide)",
+        "_halves(jnp.where(alive, each, 0), name in wide)",
+        "_halves(each, name in wide)",
         f"{COHORTS}test_a_compiled_round_is_a_real_one_without_its_masks",
     ),
     Mutant(

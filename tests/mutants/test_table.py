@@ -1,26 +1,22 @@
-"""The table of mutants still fits the source, so that `make mutants` tells of tests and not of itself."""
+"""The table of mutants keeps up with the source: `make test` says so at once, `make mutants` only after minutes."""
 
-import ast
-from collections import Counter
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
-from table import MUTANTS
+from table import MUTANTS, Mutant
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+import crowdml
+
+PACKAGE = Path(crowdml.__file__).parent
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_fits_the_source_once_changes_it_and_names_a_test_that_is_there(mutant):
-    source = (ROOT / "src" / "crowdml" / mutant.file).read_text(encoding="utf-8")
-    mutated = mutant.applied(source)
-    assert mutated != source
-    if mutant.file.endswith(".py"):
-        ast.parse(mutated)
-    file, _, name = mutant.test.partition("::")
-    tests = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    assert name.split("[")[0] in {node.name for node in tests.body if isinstance(node, ast.FunctionDef)}
+def test_every_mutant_still_finds_its_place(mutant: Mutant):
+    source = (PACKAGE / mutant.file).read_text(encoding="utf-8")
+    assert mutant.applied(source) != source
 
 
-def test_every_mutant_has_a_name_of_its_own():
-    assert not [name for name, times in Counter(mutant.name for mutant in MUTANTS).items() if times > 1]
+def test_no_two_mutants_have_one_name():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
