@@ -520,21 +520,22 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
     held = Samples(x.reshape(parts, settings.size, *x.shape[1:]), batch.y.reshape(parts, settings.size))
 
     def step(number: Any, path: tuple[Array, ...]) -> tuple[Array, ...]:
-        at, given, *squares = path
+        given, kept, *squares = path
+        at = kept * start - given
         part = Samples(held.x[number % parts], held.y[number % parts])  # minibatches take turns
         if fixed.stable or fixed.clip == math.inf:
             slope = model.gradient_sum(at, part) / settings.size
         else:
             slope = model.clipped_sum(at, part, fixed.clip) / settings.size
         if adaptive:
-            kept = 1.0 if settings.rate.schedule == "adagrad" else 0.9
-            squares = [kept * squares[0] + (1 if kept == 1 else 0.1) * slope * slope]
+            old, new = (1.0, 1.0) if settings.rate.schedule == "adagrad" else (0.9, 0.1)
+            squares = [old * squares[0] + new * slope * slope]
             slope = slope / (xp.sqrt(squares[0]) + 1e-8)
         left = 1 - fixed.l2 * rates[number]
-        return left * at - rates[number] * slope, left * given + rates[number] * slope, *squares
+        return left * given + rates[number] * slope, left * kept, *squares
 
-    none = xp.zeros_like(start)
-    _, given, *_ = fold(step, (start, none, none) if adaptive else (start, none), settings.local_steps, like=start)
+    none, whole = xp.zeros_like(start), xp.ones_like(rates[0])
+    given, *_ = fold(step, (none, whole, none) if adaptive else (none, whole), settings.local_steps, like=start)
     return (given / reach.astype(wide)).reshape(-1)
 
 

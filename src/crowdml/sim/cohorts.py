@@ -122,7 +122,7 @@ def run(
     protocol = find(task)
     register()
     drawn = holding.population if isinstance(holding.population, DrawnPopulation) else None
-    loop, crowd = _loop(protocol, task, noise, drawn), _crowd(holding)
+    loop, crowd = _loop(protocol, task, noise, drawn), holding.placed
 
     def one(seed: int) -> Run:
         return _trial(loop, crowd, protocol, task, holding, seed, rounds, dropout, points, tick)
@@ -212,22 +212,22 @@ def _loop(protocol: Protocol, task: Task, noise: bool, drawn: DrawnPopulation | 
     batch = protocol.batch(task)
     width = _width(protocol, task, masking.cohort)
 
-    def rows_of(crowd: Any, device: Array, first: Array) -> Array:
-        """Of the batch that a device senses as its `first`-th sample and on."""
-        sample = first + jnp.arange(batch, dtype=jnp.int32)
+    def sensed(crowd: Any, device: Array, first: Array) -> Samples:
+        """The batch that a device senses from its `first`-th sample on. It lies within one pass."""
         if drawn is not None:
-            return drawn.rows(device, sample % drawn.per_device)
-        _, _, rows, counts = crowd
-        return rows[device, sample % counts[device]]
+            rows = drawn.rows(device, (first + jnp.arange(batch, dtype=jnp.int32)) % drawn.per_device)
+            return Samples(crowd[0][rows], crowd[1][rows])
+        x, y, counts = crowd
+        begin = first % counts[device]
+        piece = jax.lax.dynamic_slice(x, (device, begin, 0), (1, batch, x.shape[-1]))
+        return Samples(piece[0], jax.lax.dynamic_slice(y, (device, begin), (1, batch))[0])
 
     def one_round(carry: Any, feed: Any, crowd: Any) -> Any:
         state, offered, ended, done = carry
 
         def says(device: Array, trip: Array, first: Array, key: Array, alive: Array) -> dict[str, Any]:
-            rows = rows_of(crowd, device, first)
             source = SeededSource(key) if noise else Silence()
-            batch_of = Samples(crowd[0][rows], crowd[1][rows])
-            message, _ = turn(protocol, task, batch_of, offered, source, me=0, trip=trip)
+            message, _ = turn(protocol, task, sensed(crowd, device, first), offered, source, me=0, trip=trip)
             steps = masked_steps(message)
             return {name: _halves(jnp.where(alive, each, 0), name in wide) for name, each in steps.items()}
 
@@ -262,14 +262,6 @@ def _loop(protocol: Protocol, task: Task, noise: bool, drawn: DrawnPopulation | 
         )
 
     return Loop(compile_alike(rounds), names, width)
-
-
-def _crowd(holding: Holding) -> tuple[Any, ...]:
-    """All samples, once, where the loop runs; and who holds which, unless a hash says so."""
-    samples = jnp.asarray(holding.x), jnp.asarray(holding.y)
-    if isinstance(holding.population, DrawnPopulation):
-        return samples
-    return *samples, jnp.asarray(holding.population.rows), jnp.asarray(holding.population.counts)
 
 
 def _width(protocol: Protocol, task: Task, cohort: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from crowdml.arrays import Array, Samples
@@ -34,6 +36,15 @@ class Holding:
         if isinstance(self.population, DrawnPopulation):
             return self.population.rows(device, sample % self.population.per_device)
         return self.population.rows[device, sample % self.population.counts[device]]
+
+    @cached_property
+    def placed(self) -> tuple[Array, ...]:
+        """The samples where compiled loops run, copied there once: x [M, n, d], y [M, n] and counts [M], device after
+        device, so that a batch is one piece of memory; or of a drawn crowd the pool, x [n, d] and y [n]."""
+        if isinstance(self.population, DrawnPopulation):
+            return jnp.asarray(self.x), jnp.asarray(self.y)
+        rows = self.population.rows
+        return jnp.asarray(self.x[rows]), jnp.asarray(self.y[rows]), jnp.asarray(self.population.counts)
 
     @property
     def devices(self) -> int:
