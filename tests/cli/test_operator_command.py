@@ -108,6 +108,15 @@ def test_what_cannot_be_invited_is_one_sentence(folder: Path, options: tuple[str
     assert crowdml("invitation", "list", "--folder", str(folder), "--json", "-").json == before
 
 
+def test_a_stopped_task_takes_no_invitations_until_it_runs_again(folder: Path):
+    options = ("--folder", str(folder))
+    crowdml("task", "stop", TASK.name, *options)
+    said = refused("invite", "--task", TASK.name, *options)
+    assert said.endswith("is stopped: nobody can join it. No invitation was made.")
+    crowdml("task", "start", TASK.name, *options)
+    assert crowdml("invite", "--task", TASK.name, *options).code == 0
+
+
 def test_a_folder_without_a_server_is_said(tmp_path: Path):
     for command in (("operator", "list"), ("invite",), ("invitation", "list")):
         assert "there is no server" in refused(*command, "--folder", str(tmp_path / "none"))

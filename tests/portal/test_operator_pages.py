@@ -299,7 +299,7 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
     assert "Invite devices" not in desk.get(path).text
     desk.get("/operator/invitations/new")
     form = {"number": "2", "uses": "1", "ends": "7d", "rate": "", "label": "", "task": crowd.task.hash.hex()}
-    assert "tasks that have not ended" in desk.post("/operator/invitations/new", **form).text
+    assert "is stopped: nobody can join it" in desk.post("/operator/invitations/new", **form).text
     assert device.check_in(crowd.task).slug == "task-stopped"
     assert [kind for kind, detail in events(crowd) if detail == "by anna"] == ["stopped", "running", "paused"]
     assert desk.post(f"{path}/state", to="explode").status == 422

@@ -153,6 +153,9 @@ def make_batch(
     label = " ".join(label.split()) or "invitation"
     if len(label) > LONGEST_LABEL:
         raise BadInvitation(f"A label has at most {LONGEST_LABEL} characters.", "label")
+    ended = [each.name for each in map(store.task, tasks) if each is not None and each.state == "stopped"]
+    if ended:
+        raise BadInvitation(f"The task {ended[0]!r} is stopped: nobody can join it. No invitation was made.", "task")
     cards = [_card(label, place, number, address, trust) for place in range(1, number + 1)]
     invite_many(
         store,

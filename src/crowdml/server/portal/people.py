@@ -9,7 +9,6 @@ from typing import Any
 from markupsafe import Markup
 from starlette.responses import Response
 
-from crowdml.server.hub import Hosted
 from crowdml.server.invitations import (
     AUTHORITY,
     PUBLIC_ADDRESS,
@@ -91,13 +90,9 @@ async def invite(visit: Visit) -> Response:
 
 
 async def _invite_page(visit: Visit, form: dict[str, str], flaws: dict[str, str], status: int = 200) -> Response:
+    tasks = [each for each in visit.hub.hosted() if each.state != "stopped"]
     address = await visit.read(public_address, visit.store)
-    return visit.page("invite.html", status, form=form, flaws=flaws, tasks=_open(visit), address=address)
-
-
-def _open(visit: Visit) -> list[Hosted]:
-    """Tasks that a device can still join."""
-    return [each for each in visit.hub.hosted() if each.state != "stopped"]
+    return visit.page("invite.html", status, form=form, flaws=flaws, tasks=tasks, address=address)
 
 
 async def _make(visit: Visit, form: dict[str, str]) -> Any:
@@ -106,9 +101,9 @@ async def _make(visit: Visit, form: dict[str, str]) -> Any:
     rate = _count(form, "rate", 1) if form.get("rate", "").strip() else None
     if number > MOST_AT_ONCE:
         raise BadInvitation(f"At most {MOST_AT_ONCE} at once here; `crowdml invite` makes more.", "number")
-    tasks = [each.task.hash for each in _open(visit) if each.task.hash.hex() == form.get("task")]
+    tasks = [each.task.hash for each in visit.hub.hosted() if each.task.hash.hex() == form.get("task")]
     if form.get("task") and not tasks:
-        raise BadInvitation("Choose one of the tasks that have not ended.", "task")
+        raise BadInvitation("Choose one of the tasks.", "task")
     ends_at, label = parse_end(form.get("ends", ""), now), form.get("label", "")
     address = await visit.read(public_address, store) or str(visit.request.base_url).rstrip("/")
     title = await visit.read(title_of, store, tasks)
