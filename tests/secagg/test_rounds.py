@@ -313,6 +313,20 @@ def test_an_owner_that_deals_wrong_shares_takes_no_honest_holder_from_the_others
     assert not any(one in crowd.server.blamed for one in crowd.ids[1:])  # one dealer does not make liars of them
 
 
+def test_a_holder_that_says_it_could_open_nothing_makes_nobody_else_suspect():
+    crowd = Crowd(terms(colluders=0), 8)
+    crowd.go_to("reveal")
+    crowd.tell()
+    liar = crowd.ids[3]
+    sent = decode(Reveal, crowd.devices[liar].sent)
+    empty = encode(replace(sent, held=bytes(len(sent.held)), shares=b""))
+    crowd.devices[liar] = replace(crowd.devices[liar], sent=empty)
+    crowd.deliver()
+    crowd.close()
+    assert crowd.server.phase == "summed"
+    assert crowd.server.blamed == ""
+
+
 def test_too_many_wrong_shares_abandon_the_round():
     crowd = Crowd(terms(), 8)
     crowd.go_to("reveal")

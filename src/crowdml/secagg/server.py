@@ -477,14 +477,16 @@ def _blamed(terms: Terms, roster: Roster, rebuilt: Rebuilt) -> str:
     """Who revealed wrong shares of more devices than may have dealt them wrong; who dealt shares that more devices
     could not open than may say so; and whose shares gave no secret.
 
-    An owner can deal a wrong share to an honest holder. If at most `colluders` lie, all that the first two name have.
+    An owner can deal a wrong share to an honest holder, and a holder can say of anyone that it could not open its
+    letter. If at most `colluders` lie, and at most one where none are counted on, all that the first two name have.
     """
     said: list[str] = []
+    came = np.isin(np.arange(len(roster)), list(rebuilt.secrets))
     for counted, what in (
         (rebuilt.blame, "revealed wrong shares of {} devices"),
-        (rebuilt.sealed, "dealt shares that {} neighbours could not open"),
+        (np.where(came, 0, rebuilt.sealed), "dealt shares that {} neighbours could not open"),
     ):
-        named = np.flatnonzero(counted > terms.colluders).tolist()
+        named = np.flatnonzero(counted > max(1, terms.colluders)).tolist()
         said += [f"device {roster.ids[one]} {what.format(counted[one])}" for one in named[:NAMED]]
         said += [f"{len(named) - NAMED} more did so"] if len(named) > NAMED else []
     said += [
