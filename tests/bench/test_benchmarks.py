@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from crowdml import bench
-from crowdml.bench import hand_written, noise, peers, scale, sim
+from crowdml.bench import hand_written, noise, peers, rounds, scale, sim
 from crowdml.bench.timing import Rate, bound, ratio
+from crowdml.datasets.populations import iid
 from crowdml.errors import UnknownName
+from crowdml.models import make_model
 from crowdml.privacy.laws import DiscreteLaplace
+from crowdml.sim import cohorts
+from crowdml.sim.crowd import Holding
 
 
 def check_form(result: dict, name: str, keys: set[str]):
@@ -39,6 +43,28 @@ def test_sim_prints_ours_the_loops_by_hand_and_both_ratios():
         assert {f"ours, {kind}", f"hand-written scan, {kind}", f"NumPy loop, {kind}", f"ours, {kind}, b=20"} <= names
 
 
+def test_rounds_prints_ours_the_scan_by_hand_and_both_ratios():
+    result = rounds.measure(lambda _: None, repeats=1, rounds=2, with_peers=False)
+    check_form(result, "rounds", {"plain", "clipped"})
+    assert [row["name"] for row in result["rows"]] == [
+        "hand-written scan", "ours, plain", "ours, clipped", "ours, noisy"
+    ]  # fmt: skip
+
+
+def test_the_rounds_written_by_hand_end_where_ours_do():
+    x, y = sim.samples(40_000)
+    holding = Holding(x * 10, y, iid(len(x), 40, 0))
+    task, table = rounds.work("plain"), holding.population.rows
+    (ours,) = cohorts.run(task, holding, [1], rounds=3, workers=1)
+    who = cohorts.lay_out(task, holding, 1, rounds=3).device
+    shape = (40, rounds.STEPS, rounds.BATCH)
+    by_hand = hand_written.scan_of_rounds((50, 75, 75, 10), rounds.RATE)
+    model = make_model("mlp", 50, 10, hidden=[75, 75], seed=1)
+    theirs = by_hand(model.start(), holding.x[table].reshape(*shape, 50), y[table].reshape(shape), who)
+    np.testing.assert_allclose(ours.model, theirs, atol=2e-4)
+    assert abs(ours.model - model.start()).max() > 0.01
+
+
 def test_noise_prints_milliseconds_for_each_law():
     check_form(noise.measure(lambda _: None, repeats=1, count=50), "noise", {"laplace", "gaussian", "skellam"})
 
@@ -52,7 +78,7 @@ def test_scale_prints_time_and_memory_for_each_number_of_devices_and_plots_them(
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_exist():
-    with pytest.raises(UnknownName, match="noise, sim, scale"):
+    with pytest.raises(UnknownName, match="noise, sim, rounds, scale"):
         bench.run("speed")
 
 

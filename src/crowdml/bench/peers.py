@@ -53,7 +53,7 @@ PEERS = (
 
 
 def measure(progress: Callable[[str], None], x: Any, y: Any, devices: int, peers: Any = PEERS) -> list[dict[str, Any]]:
-    """A row for each peer: client updates a second in steady state, rounds of 10 of the devices, 20 samples each."""
+    """A row for each peer: device updates a second in steady state, rounds of 10 of the devices, as its script says."""
     with tempfile.TemporaryDirectory(prefix="crowdml-peers-") as folder:
         data = Path(folder) / "samples.npz"
         held = len(x) // devices

@@ -1,9 +1,10 @@
 # pyright: basic, reportMissingImports=false
-"""pfl's simulation on one process: python run_pfl.py SAMPLES.npz numpy|torch. Prints JSON. Needs pfl only."""
+"""pfl's simulation on one process: python run_pfl.py SAMPLES.npz numpy|torch [network]. Prints JSON."""
 
 import json
 import sys
 import time
+from itertools import pairwise
 
 BEGIN = time.perf_counter()
 
@@ -18,7 +19,10 @@ from pfl.data.sampling import get_user_sampler  # noqa: E402
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams  # noqa: E402
 from pfl.metrics import Metrics  # noqa: E402
 
-ROUNDS, WARM, COHORT, BATCH, RATE = 200, 20, 10, 20, 50.0
+NETWORK = "network" in sys.argv[3:]
+"""Ten steps of 100 samples on an MLP with two layers of 75 (PyTorch), instead of one step of 20 on softmax."""
+COHORT, HIDDEN = 10, (75, 75)
+ROUNDS, WARM, BATCH, STEPS, RATE = (20, 3, 100, 10, 0.5) if NETWORK else (200, 20, 20, 1, 50.0)
 
 
 class Stamps(TrainingProcessCallback):
@@ -75,7 +79,7 @@ def numpy_parts(x, y, classes):
             return model.get_model_difference(initial_model_state), Metrics()
 
     model = Softmax()
-    return model, OneStep, (x, y), lambda: model.weights
+    return model, OneStep, (x, y), lambda rows: rows @ model.weights
 
 
 def torch_parts(x, y, classes):
@@ -87,10 +91,16 @@ def torch_parts(x, y, classes):
     class Softmax(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.linear = torch.nn.Linear(x.shape[-1], classes, bias=False)
+            if NETWORK:
+                widths, layers = (x.shape[-1], *HIDDEN, classes), []
+                for into, out in pairwise(widths):
+                    layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
+                self.scores = torch.nn.Sequential(*layers[:-1])
+            else:
+                self.scores = torch.nn.Linear(x.shape[-1], classes, bias=False)
 
         def loss(self, inputs, labels, eval=False):  # noqa: A002
-            return torch.nn.functional.cross_entropy(self.linear(inputs), labels)
+            return torch.nn.functional.cross_entropy(self.scores(inputs), labels)
 
         def metrics(self, inputs, labels, eval=False):  # noqa: A002
             return {}
@@ -98,18 +108,23 @@ def torch_parts(x, y, classes):
     net = Softmax()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     held = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
-    return model, FederatedAveraging, held, lambda: net.linear.weight.detach().numpy().T
+
+    def scores(rows):
+        with torch.no_grad():
+            return net.scores(torch.from_numpy(rows)).numpy()
+
+    return model, FederatedAveraging, held, scores
 
 
 def main():
     data = np.load(sys.argv[1])
     x, y = data["x"], data["y"]
-    model, algorithm, held, weights = (numpy_parts if sys.argv[2] == "numpy" else torch_parts)(x, y, int(y.max()) + 1)
+    model, algorithm, held, scores = (numpy_parts if sys.argv[2] == "numpy" else torch_parts)(x, y, int(y.max()) + 1)
     sampler = get_user_sampler("random", list(range(len(x))))
     devices = FederatedDataset(lambda user: Dataset(raw_data=[part[user] for part in held], user_id=str(user)), sampler)
     backend = SimulatedBackend(training_data=devices, val_data=None)
     local = NNTrainHyperParams(
-        local_batch_size=BATCH, local_num_epochs=None, local_num_steps=1, local_learning_rate=RATE
+        local_batch_size=BATCH, local_num_epochs=None, local_num_steps=STEPS, local_learning_rate=RATE
     )
 
     def rounds(count):
@@ -129,7 +144,7 @@ def main():
     for _ in range(3):
         times = rounds(WARM + ROUNDS)
         rates.append(COHORT * ROUNDS / (times[-1] - times[WARM - 1]))
-    right = (x.reshape(-1, x.shape[-1]) @ weights()).argmax(1) == y.reshape(-1)
+    right = scores(x.reshape(-1, x.shape[-1])).argmax(1) == y.reshape(-1)
     from importlib.metadata import version
 
     print(
