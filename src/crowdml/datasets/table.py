@@ -61,6 +61,9 @@ MNIST = SourceFile(
     ),
     11_490_519,
 )
+CROWDML = SourceFile(
+    "crowdml_mnist50_l2.npz", ("5638f068a487be12a5d13e64d986620f248f1b7a56caca302f55ca45dc7e30a9",), 13_548_275
+)
 CIFAR = SourceFile(
     "cifar10_cnn_pca100.npz", ("8e3b289f699012e6dd466f11d96251091e72d4e9ad2c64cdf2ed9e21fa5064b4",), 11_195_910
 )
@@ -151,6 +154,21 @@ SPECS: dict[str, Spec] = {
             recipe=recipes.mnist_as_published,
             files=(MNIST,),
             keep=True,
+            as_published=True,
+        ),
+        Spec(
+            name="mnist-crowdml",
+            title="MNIST digits, 50 principal components, the original library's file",
+            rows=(60_000, 10_000, 0),
+            features=recipes.MNIST_DIMENSION,
+            classes=DIGIT_NAMES,
+            source="GitHub hammlab/Crowd-ML, commit 8af2638: its 1,000 published test rows, and the others made again "
+            "from MNIST in the same way (they agree with those 1,000 to their rounding, 5e-7)",
+            terms="Apache-2.0 (the library); none stated by MNIST's authors",
+            note="PCA and centring were fitted on all training images, which devices hold, and errors are on all test "
+            "images, as in Hamm, Luken and Xie 2017. R4 is not met: for reproducing the paper only.",
+            recipe=recipes.mnist_crowdml,
+            files=(CROWDML,),
             as_published=True,
         ),
         Spec(
