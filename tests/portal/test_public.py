@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from crowd import Crowd, make_study, open_crowd
+from masked_device import crowd as masked_crowd
+from masked_device import make_masked, through
 
 from crowdml.server.limits import Limits
 from crowdml.server.portal.pages import POLICY
@@ -190,6 +192,23 @@ def test_an_ended_study_says_why_and_that_nobody_can_join(crowd: Crowd):
     assert "This study has ended." in words_of(page)
     assert "nobody can join it any more" in words_of(page)
     assert 'class="qr"' not in page
+
+
+def test_a_study_that_ended_by_its_rule_says_which_in_the_language_of_the_page(tmp_path: Path):
+    low, short = make_study("low", stop=", error = 0.9"), make_masked("short", steps=1)
+    with open_crowd(tmp_path / "data", low, short) as crowd:
+        crowd.check_in(crowd.device(), task=low)
+        devices = masked_crowd(crowd.running, short, 5)
+        for each in devices:
+            each.advertise()
+        through(devices, lambda: crowd.running.hub.states[short.hash] == "stopped")
+        for task, english, german in (
+            (low, "the error rate of the crowd is as low", "Die Fehlerrate aller Geräte ist so niedrig"),
+            (short, "all the steps that it set out to take", "alle Schritte getan, die sie tun wollte"),
+        ):
+            path = f"/studies/{task.hash.hex()[:12]}"
+            assert english in words_of(crowd.browser().get(path).text)
+            assert german in words_of(crowd.browser("de").get(path).text)
 
 
 # --- invitations ---

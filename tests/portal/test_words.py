@@ -104,7 +104,7 @@ def test_numbers_are_written_as_the_language_writes_them(value, english, german)
 
 
 def test_values_are_escaped_and_sentences_may_hold_them():
-    shown = words("en")("study.stopped_because", reason="<script>")
+    shown = words("en")("study.senses.labels", classes="<script>")
     assert "&lt;script&gt;" in shown
     assert "<script>" not in shown
 

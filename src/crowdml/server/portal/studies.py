@@ -154,6 +154,16 @@ class Study:
         return f"/studies/{self.id}"
 
     @property
+    def ended_by(self) -> str:
+        """Which rule ended it, by its name in the catalogue: a protocol gives its reason to operators, in English."""
+        if self.reason is None:
+            return "plainly"
+        stop = self.task.stop
+        if stop.steps is not None and self.reason.startswith(f"{stop.steps} "):
+            return "steps"
+        return "error" if stop.error is not None and "error" in self.reason else "rule"
+
+    @property
     def charts(self) -> tuple[str, ...]:
         """The plots that there are or will be: of what its devices count, and of themselves."""
         return charts_of(self.task)
