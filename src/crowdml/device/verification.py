@@ -39,6 +39,8 @@ __all__ = ["Verified", "check_chain", "check_receipts", "check_transcript", "tog
 
 HASH = 32
 MOST_LINKS = 1024
+ATTEMPTS, LONGEST_PAUSE = 5, 10
+"""Of a question to a server that says it is busy; seconds in between."""
 TRANSCRIPT = "crowdml/transcript/1"
 LARGEST_PART = 64 * 2**20
 
@@ -184,14 +186,19 @@ def check_transcript(path: Path, results: Iterable[Verified]) -> None:
 
 
 async def _read(client: Client, key: Key, path: str, clock: Clock) -> Any:
-    """Signed only where the task is closed: who verifies is nobody's business."""
-    try:
-        return await client.request("GET", path)
-    except Problem as problem:
-        if problem.slug not in ("closed", "authorization"):
-            raise
-    header = authorize(key, "GET", client.prefix + path, now=clock.now())
-    return await client.request("GET", path, headers={"Authorization": header})
+    """Signed only where the task is closed: who verifies is nobody's business. A server that is busy is asked again."""
+    headers: dict[str, str] = {}
+    for left in range(ATTEMPTS - 1, -1, -1):
+        try:
+            return await client.request("GET", path, headers=headers)
+        except Problem as problem:
+            if problem.slug in ("closed", "authorization") and not headers and left:
+                headers = {"Authorization": authorize(key, "GET", client.prefix + path, now=clock.now())}
+            elif problem.status in (429, 503) and left:
+                await clock.sleep(min(LONGEST_PAUSE, problem.retry_after or 1))
+            else:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _ranges(places: Sequence[int]) -> Iterable[tuple[int, int]]:

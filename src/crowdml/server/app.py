@@ -33,7 +33,7 @@ from crowdml.server.hub import Hub, price_of
 from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
 from crowdml.server.rounds import largest_masked, largest_message
-from crowdml.server.runner import TaskRunner
+from crowdml.server.runner import Offer, TaskRunner
 from crowdml.storage.server import StoreError
 from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
 from crowdml.wire.packing import pack
@@ -176,7 +176,7 @@ class Front:
         offer, window, state = runner.offer, self.hub.window(), self.hub.states[hash_]
         kept = self._answers.get(hash_)
         if kept is None or kept[0][0] is not offer or kept[0][1] is not common or kept[0][2:] != (window, state):
-            tag, full, same = self._head(runner)
+            tag, full, same = self._head(runner, offer)
             whole = _packed_head(200, [*common, *full]) + offer.body
             kept = self._answers[hash_] = (
                 (offer, common, window, state),
@@ -250,7 +250,7 @@ class Front:
         runner = self.hub.find(_hash(path[len(TASKS) : -len(PUBLICATION)]))
         await admit_reader(self.hub, scope, runner.task.hash)
         offer = runner.offer
-        tag, full, same = self._head(runner)
+        tag, full, same = self._head(runner, offer)
         for name, value in scope["headers"]:
             if name == b"if-none-match" and (tag in value or value == b"*"):
                 await send({"type": "http.response.start", "status": 304, "headers": same})
@@ -259,9 +259,12 @@ class Front:
         await send({"type": "http.response.start", "status": 200, "headers": full})
         await send({"type": "http.response.body", "body": offer.body})
 
-    def _head(self, runner: TaskRunner) -> tuple[bytes, list[Header], list[Header]]:
-        """The tag and the headers of a check-out, made once for each version, state and window."""
-        offer, hash_ = runner.offer, runner.task.hash
+    def _head(self, runner: TaskRunner, offer: Offer) -> tuple[bytes, list[Header], list[Header]]:
+        """The tag and the headers of a check-out, made once for each version, state and window.
+
+        `offer` is the one whose body follows: the runner may have the next one by now, from another thread.
+        """
+        hash_ = runner.task.hash
         now = (offer, self.hub.states[hash_], self.hub.window())
         tag = f'"{offer.version}"'.encode()
         kept = self._heads.get(hash_)
