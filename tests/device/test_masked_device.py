@@ -622,6 +622,19 @@ def test_a_late_message_that_is_dropped_after_a_restart_does_not_forget_how_ofte
     play(tmp_path, masked_task(uses=2, lease=2.0, window=2.0), story)
 
 
+def test_a_device_whose_clock_is_off_says_so_pays_nothing_and_goes_on_when_it_is_set(tmp_path):
+    task = masked_task("clocks", window=30.0, lease=30.0)
+    with serving(tmp_path / "server", task) as server:
+        home = joined(tmp_path / "device", task)
+        run(home, server.address, server.code, task, rows(25)[:0], devices=5)
+        _, summary = run(home, server.address, None, task, rows(25), devices=5, time_=QuickClock(ahead=-9000.0))
+        assert summary.endings == {"refused": 5}
+        with home.ledger() as ledger:
+            assert all(ledger.of(number).charges(task.hash) == () for number in range(5))
+        run(home, server.address, None, task, rows(25), devices=5)
+        assert server.hub.rounds(task.hash).counts == {"summed": 1}
+
+
 def test_a_lost_ledger_begins_from_what_was_signed_in_the_round_and_promises_no_second_number(tmp_path):
     """The server keeps no masked vector; the agreement and the reveal that came after it carry the totals."""
     task = masked_task("lost", window=30.0, lease=30.0)

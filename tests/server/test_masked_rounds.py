@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device import Running, make_task, serving
+from device import MSGPACK, Running, make_task, serving
 from masked_device import MaskedDevice, crowd, make_masked, through, total_of
 from real_postgresql import fresh_database
 
@@ -337,6 +338,34 @@ def test_a_masked_task_is_exported_replayed_backed_up_and_restored(tmp_path: Pat
             each.inner.line = server.line()
         through(devices, lambda: number in rounds.ended)
         assert (totals(server.hub.store, task)[-1].gradient.value == total_of(devices, number)["gradient"]).all()
+
+
+def test_duplicates_and_old_messages_in_any_order_change_no_sum(server: Running) -> None:
+    """Whatever a device has said, it says again and again, in any order, between the messages of all others."""
+    number, devices = to_phase(server, "share")
+    order, before = random.Random(7), server.hub.runners[TASK.hash].index
+    said: list[tuple[MaskedDevice, bytes]] = [(each, each.sent) for each in devices]
+
+    def again() -> None:
+        for device, data in order.choices(said, k=4):
+            if open_signed(data).envelope.kind == "secagg/masked/1":
+                answer = device.inner.send(TASK, data)
+            else:
+                answer = device.inner.line.ask("POST", device.path, data, {"Content-Type": MSGPACK})
+            assert answer.status in (200, 410), answer.body
+
+    for _ in range(40):
+        order.shuffle(devices)
+        for each in devices:
+            if each.step() is not None:
+                said.append((each, each.sent))
+            again()
+        if number in server.hub.rounds(TASK.hash).ended:
+            break
+    again()
+    assert server.hub.rounds(TASK.hash).ended[number].phase == "summed"
+    assert server.hub.runners[TASK.hash].index == before + 5 + 1
+    assert (totals(server.hub.store)[-1].gradient.value == total_of(devices, number)["gradient"]).all()
 
 
 # --- for people ---
