@@ -25,6 +25,7 @@ figures: $(READY)
 
 screenshots: $(READY)
 	@$(RUN) tests/portal/screens.py out/screenshots
+	@$(RUN) -m pytest -n 0 -m "browser and not postgres" tests/portal/test_operator_path.py >&2
 
 bench: $(READY)
 	@$(VENV)/bin/crowdml bench sim
