@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from cli_runner import crowdml
@@ -100,3 +101,24 @@ def test_a_study_without_masks_speaks_of_none(busy: Crowd):
     seen = words_of(busy.browser().get(busy.path).text)
     assert "colludes" not in seen
     assert "Cohorts" not in seen
+
+
+def test_a_round_that_somebody_spoilt_is_shown_with_its_reason_and_who_dealt_wrong_shares_by_name(tmp_path: Path):
+    """One device seals its shares with a key that it did not advertise: nobody can open them, or take its mask off."""
+    with open_crowd(tmp_path / "data", TASK) as crowd:
+        rounds = crowd.running.hub.runners[TASK.hash].rounds
+        assert rounds is not None
+        devices = masked_crowd(crowd.running, TASK, 5)
+        dealer = devices[3]
+        for each in devices:
+            each.advertise()
+        assert dealer.state is not None
+        dealer.state = replace(dealer.state, root=bytes(32))  # other secrets than its advert says
+        through(devices, lambda: bool(rounds.counts))
+        page = words_of(set_up(crowd).get(f"/operator/tasks/{TASK.hash.hex()[:12]}").text)
+        assert "0 cohorts added up, 1 round abandoned." in page
+        assert re.search(r"1 abandoned 5 5 5 [0-9.,]+ the secrets of 1 devices did not come back", page)
+        assert f"device {dealer.id} dealt shares that 4 neighbours could not open" in page
+        study = words_of(crowd.browser().get(f"/studies/{TASK.hash.hex()[:12]}").text)
+        assert "Cohorts added up 0 Rounds abandoned 1" in study
+        assert dealer.id not in study
