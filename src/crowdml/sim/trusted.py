@@ -55,7 +55,7 @@ class Factorisation:
 
     @cached_property
     def error(self) -> float:
-        """Root mean square noise of the T sums at one loss, for one participation: |B|_F / sqrt(T) times C's longest."""
+        """Root mean square noise of the T sums at one loss, for one participation: |B|_F / sqrt(T) times C's."""
         return float(np.sqrt((self.decode**2).sum() / self.rounds)) * self.sensitivity()
 
     @cached_property
