@@ -35,6 +35,8 @@ KEYS = {
     "guo/async": {"s40", "s8", "s8-tau5", "private-s40", "private-s4"},
     "guo/rounds": {"gradient", "proximal", "proximal-private", "duals"},
     "guo/tuning": {"sound-e0.1"},
+    "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound"},
+    "hamm2017/devices": {"crowd", "alone", "crowd-private"},
     "ours/gram-tables": {"adult-gram", "adult-majority"},
     "ours/gram-tuning": {"gram-e10-k512"},
     "ours/masked-tuning": {"masked-e10"},

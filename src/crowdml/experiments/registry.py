@@ -37,6 +37,7 @@ class FigureSpec:
 _HAMM = "crowdml.experiments.hamm2015"
 _MNIST = ("mnist-as-published", "mnist")
 _GUO = "crowdml.experiments.guo"
+_LIBRARY = "crowdml.experiments.hamm2017"
 
 FIGURES: dict[str, FigureSpec] = {
     spec.id: spec
@@ -61,6 +62,8 @@ FIGURES: dict[str, FigureSpec] = {
         FigureSpec("guo/async", "Time to accuracy among stragglers", ("adult",), _GUO, "asynchronous"),
         FigureSpec("guo/rounds", "Rounds and bytes to accuracy", ("adult",), _GUO, "rounds"),
         FigureSpec("guo/tuning", "How the hyper-parameters of admm were chosen", ("adult",), _GUO, "tuning"),
+        FigureSpec("hamm2017/fig2", "A network under noise of a stated deviation", _MNIST, _LIBRARY, "fig2"),
+        FigureSpec("hamm2017/devices", "Eighty devices, about ten at a time", ("mnist",), _LIBRARY, "devices"),
         FigureSpec(
             "ours/mnist-frontier",
             "Digits: error over the total epsilon",
