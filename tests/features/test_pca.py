@@ -48,3 +48,24 @@ def test_non_finite_rows_and_rows_of_another_width_are_refused():
         Pca.fit(np.where(ROWS > 20, np.nan, ROWS), 2)
     with pytest.raises(DataError, match="12 features"):
         Pca.fit(ROWS, 2).transform(ROWS[:, :5])
+
+
+def test_sharpened_rows_have_norm_one_at_most_and_end_in_the_constant():
+    pca = Pca.fit(ROWS, 5)
+    wild = np.vstack([ROWS * 1e6, np.zeros(12), pca.mean, np.full(12, np.nan)])
+    found = pca.sharpen(wild, power=0.25, floor=0.01, constant=0.3).astype(np.float64)
+    assert found.shape == (403, 6)
+    assert (np.sqrt((found**2).sum(1)) <= 1).all()
+    np.testing.assert_allclose(np.sqrt((found[:400] ** 2).sum(1)), 1, atol=1e-6)
+    np.testing.assert_array_equal(found[:, 5], np.float32(0.3))
+    np.testing.assert_array_equal(found[401:, :5], 0)  # the mean itself, and what is not finite
+
+
+def test_sharpening_tones_down_what_varies_much():
+    pca = Pca.fit(ROWS, 12)
+    spread = [
+        pca.sharpen(ROWS, power=power, floor=1e-9, constant=0.1)[:, :12].std(axis=0) for power in (0.0, 0.25, 0.5)
+    ]
+    ratios = [each.max() / each.min() for each in spread]
+    assert ratios[0] > 2 * ratios[1] > 2 * ratios[2]
+    assert ratios[2] == pytest.approx(1, abs=0.15)

@@ -169,6 +169,34 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Second:
+    """A second x axis, above: what the places `x` of the first one are there, `means`; both rise, above 0."""
+
+    label: str
+    x: tuple[float, ...]
+    means: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        pairs = np.array([self.x, self.means]) if len(self.x) == len(self.means) else np.zeros((2, 0))
+        if pairs.shape[1] < 2 or not (pairs > 0).all() or not (np.diff(pairs) > 0).all():
+            raise FigureError(f"the second axis {self.label!r} needs as many x as meanings, two at least, rising.")
+
+    def above(self, x: Array) -> Array:
+        """From the axis below to the one above, straight between places on logarithmic axes, and beyond them."""
+        return _log_straight(x, self.x, self.means)
+
+    def below(self, means: Array) -> Array:
+        return _log_straight(means, self.means, self.x)
+
+
+def _log_straight(at: Array, x: Sequence[float], y: Sequence[float]) -> Array:
+    u, v, w = np.log(x), np.log(y), np.log(np.maximum(np.asarray(at, np.float64), 1e-300))
+    first, last = (v[1] - v[0]) / (u[1] - u[0]), (v[-1] - v[-2]) / (u[-1] - u[-2])
+    beyond = np.where(w < u[0], first * (w - u[0]), 0.0) + np.where(w > u[-1], last * (w - u[-1]), 0.0)
+    return np.exp(np.interp(w, u, v) + beyond)
+
+
+@dataclass(frozen=True)
 class Panel:
     """One set of axes. `x_scale` and `y_scale` as matplotlib names them."""
 
@@ -181,6 +209,7 @@ class Panel:
     y_range: tuple[float, float] | None = None
     priced: bool = True
     """Whether the legend says what each curve costs; bytes and delays have no price."""
+    second: Second | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ section IV gives as its reason and never measures; `rounds`, the communication t
 
 Two forms, as everywhere: as published (private duals, classical noise for epsilon in every iteration at delta = 1e-3,
 T = 20, regulariser and rho by the test accuracy), with the total that it really costs; and the sound form, whose
-hyper-parameters come from the public rows alone (`guo/tuning` does it again).
+hyper-parameters come from the public rows alone (`guo/tuning` does it again). Sound rounds work on sharpened rows: in
+the directions of the public rows' covariance, those that vary much toned down (`sharpened`). No label was looked at
+for that, and it is worth half a hundredth. Learning alone and in one place takes what is better on public rows.
 """
 
 from __future__ import annotations
@@ -22,10 +24,22 @@ import numpy as np
 
 from crowdml.arrays import Array
 from crowdml.datasets import Dataset, Population, blobs, iid, load
-from crowdml.experiments.figure import MAIN, SOUND, Claim, Figure, Panel, PrivacyLabel, Series, level, over_trials
+from crowdml.experiments.figure import (
+    MAIN,
+    SOUND,
+    Claim,
+    Figure,
+    Panel,
+    PrivacyLabel,
+    Second,
+    Series,
+    level,
+    over_trials,
+)
 from crowdml.experiments.registry import Progress
+from crowdml.features import Pca
 from crowdml.models import Logistic
-from crowdml.privacy.calibration import rho_for
+from crowdml.privacy.calibration import analytic_sigma, rho_for
 from crowdml.protocol import quote
 from crowdml.protocols import find
 from crowdml.protocols.admm import solved
@@ -66,26 +80,28 @@ class Choice:
 
 
 SOUND_CHOICES: dict[float, Choice] = {
-    0.1: Choice(30.0, 20, 0.8),
-    0.3: Choice(30.0, 20, 0.5, l2=0.001),
-    1.0: Choice(60.0, 100, 0.8),
-    3.0: Choice(240.0, 100, 0.8),
+    0.1: Choice(15.0, 20, 0.8),
+    0.3: Choice(30.0, 40, 0.5),
+    1.0: Choice(60.0, 50, 0.8),
+    3.0: Choice(120.0, 100, 0.8),
 }
-"""By total epsilon, from a grid of T, c, momentum, rho, local steps and regulariser on five folds of the public rows.
+"""By total epsilon, from a grid of T, c, momentum and regulariser on five folds of the public rows. The mean of the
+last iterates and steps that become shorter were tried there too, and are worth 0.001 at most.
 
 Several local steps are no better there than one at the same noise, and no worse: see `guo/rounds`.
 """
 PUBLISHED_RHO: dict[float, float] = {0.01: 30.0, 0.03: 30.0, 0.1: 10.0, 0.3: 3.0, 1.0: 1.0}
 """By the epsilon of an iteration, from a grid by the test accuracy, as the paper tuned its regulariser."""
 PUBLISHED_BETA = 0.1
-PROXIMAL = Choice(120.0, 50, 0.8, rho=30.0, steps=10)
+PROXIMAL = Choice(60.0, 50, 0.8, rho=30.0, steps=10)
 """Ten local steps a round, chosen on public rows at a total of 1."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """The data in both preparations, and the size of the crowd."""
+    """The data as it is, sharpened and as published, and the size of the crowd."""
 
+    plain: Dataset
     sound: Dataset
     published: Dataset
     devices: int
@@ -95,6 +111,7 @@ class Case:
 
     @property
     def held(self) -> int:
+        """Samples of a device."""
         return len(self.sound.y_train) // self.devices
 
     @property
@@ -117,8 +134,23 @@ class Case:
 def _case(quick: bool, trials: int | None, most: int) -> Case:
     if quick:
         data = blobs(rows=1200, features=12, classes=2, seed=4, normalise="l2")
-        return Case(data, data, 40, trials or 2, quick)
-    return Case(load("adult"), load("adult-as-published"), 100, trials or most, quick)
+        return Case(data, sharpened(data), data, 40, trials or 2, quick)
+    data = load("adult")
+    return Case(data, sharpened(data), load("adult-as-published"), 100, trials or most, quick)
+
+
+def sharpened(data: Dataset) -> Dataset:
+    """The rows in all but the last direction of the public ones, sharpened, and a constant: as many columns.
+
+    Power, floor and constant were chosen on five folds of the public rows; the directions depend on these alone (R4).
+    """
+    pca = Pca.fit(data.x_public, data.features - 1)
+    rows = {
+        name: pca.sharpen(getattr(data, name), power=0.25, floor=0.003, constant=0.2)
+        for name in ("x_train", "x_test", "x_public")
+    }
+    note = f"{data.note} Rows are sharpened by the covariance of public ones."
+    return replace(data, note=note, **rows)
 
 
 def make_task(
@@ -166,7 +198,7 @@ def accuracy(weights: Array, x: Array, y: Array) -> Array:
 
 @jax.jit
 def _newton(x: Array, y: Array, ridge: Array) -> Array:
-    """Ridge logistic regression of each device: x [n, J, d], y [n, J] in {0, 1} -> [n, d]; thirty damped steps."""
+    """Ridge logistic regression of each device: x [n, J, d], y [n, J] in {0, 1} -> [n, d]; 15 steps are enough."""
 
     def one(x: Array, y: Array) -> Array:
         def step(_: int, w: Array) -> Array:
@@ -176,18 +208,23 @@ def _newton(x: Array, y: Array, ridge: Array) -> Array:
             move = jnp.linalg.solve(bend, slope)
             return w - move * jnp.minimum(1.0, 30 / jnp.maximum(jnp.sqrt((move * move).sum()), 1e-9))
 
-        return jax.lax.fori_loop(0, 30, step, jnp.zeros(x.shape[1]))
+        return jax.lax.fori_loop(0, 15, step, jnp.zeros(x.shape[1]))
 
     return jax.lax.map(lambda pair: one(*pair), (x, y), batch_size=min(50, len(x)))
 
 
-def alone(data: Dataset, devices: int, seed: int) -> Array:
-    """Models [devices, d] of devices that learn alone, with the ridge that is best on the public (or test) rows."""
-    rows = iid(len(data.y_train), devices, seed).rows
-    x, y = jnp.asarray(data.x_train[rows]), jnp.asarray(data.y_train[rows], jnp.float32)
-    judges = (data.x_public, data.y_public) if len(data.y_public) else (data.x_test, data.y_test)
-    found = [np.asarray(_newton(x, y, ridge)) for ridge in RIDGES]
-    return max(found, key=lambda models: accuracy(models, *judges).mean())
+def alone(case: Case, devices: int, seed: int) -> float:
+    """Mean accuracy on test rows of devices that learn alone; ridge, and columns sharpened or as they are, by the
+    accuracy on public rows."""
+    scores: list[tuple[float, float]] = []
+    for data in (case.plain, case.sound):
+        rows = iid(len(data.y_train), devices, seed).rows
+        x, y = jnp.asarray(data.x_train[rows]), jnp.asarray(data.y_train[rows], jnp.float32)
+        for ridge in RIDGES:
+            models = np.asarray(_newton(x, y, ridge))
+            told = accuracy(models, data.x_public, data.y_public), accuracy(models, data.x_test, data.y_test)
+            scores.append((float(told[0].mean()), float(told[1].mean())))
+    return max(scores)[1]
 
 
 def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
@@ -198,9 +235,7 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
     for place, devices in enumerate(sizes):
         progress(f"{devices} devices", place, len(sizes))
         for trial, seed in enumerate(case.seeds):
-            found[trial, place] = accuracy(
-                alone(case.sound, devices, seed), case.sound.x_test, case.sound.y_test
-            ).mean()
+            found[trial, place] = alone(case, devices, seed)
     local = over_trials("local", "each device alone", sizes, found, PrivacyLabel(), marks=True)
     central = level(
         over_trials("centralised", "all rows in one place", [1.0], found[:, :1], PrivacyLabel()), [1, sizes[-1]]
@@ -232,7 +267,7 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
         (local, central),
         claims,
         panels,
-        (*case.notes, "The ridge of each size was chosen by accuracy on the public rows."),
+        (case.plain.note, "The ridge of each size, and whether rows are sharpened, by accuracy on the public rows."),
         ends="accuracy at the end",
     )
 
@@ -258,6 +293,19 @@ def published_accuracy(case: Case, epsilon: float, *, settings: Published | None
         )
     ]
     return accuracy(np.stack(told), data.x_test, data.y_test)
+
+
+def published_at(total: float, trials: int, quick: bool = False) -> Array:
+    """Accuracy [trials] as published, with the noise that all T iterations need for this total by exact accounting.
+
+    That is the best that can be said of it: Lemma 1's condition on private duals is granted (G3). rho is the one that
+    was chosen by the test accuracy for as much noise.
+    """
+    case = _case(quick, trials, trials)
+    near = min(PUBLISHED_RHO, key=lambda epsilon: abs(math.log(total_epsilon(epsilon, ROUNDS) / total)))
+    rho = PUBLISHED_RHO[near]
+    sigma = 2 / rho * math.sqrt(ROUNDS) * analytic_sigma(total, DELTA)
+    return published_accuracy(case, near, settings=Published(rho, PUBLISHED_BETA, sigma, solver=60))
 
 
 def sound_accuracy(case: Case, epsilon: float) -> Array:
@@ -309,8 +357,7 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
     local_noise = np.stack([_local(few, epsilon) for epsilon in claimed], 1)
     tell("alone and in one place")
     data = case.sound
-    lonely = accuracy(alone(data, case.devices, case.seed), data.x_test, data.y_test).mean()
-    together = accuracy(alone(data, 1, case.seed), data.x_test, data.y_test).mean()
+    lonely, together = alone(case, case.devices, case.seed), alone(case, 1, case.seed)
     outside = () if quick else ("tuning", "float-noise")
     cost = PrivacyLabel(
         epsilon=round(honest[-1], 4), claimed=claimed[-1], delta=DELTA, as_published=True, not_covered=outside
@@ -399,14 +446,14 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
         ),
         Claim(
             "sound-at-1",
-            "Sound rounds at a total of 1; the privacy review measured 0.832",
+            "Sound rounds at a total of 1; the privacy review measured 0.832 on another split",
             0.832,
             one,
             abs(one - 0.832) <= 0.006,
         ),
         Claim(
             "sound-at-0.1",
-            "Sound rounds at a total of 0.1; the privacy review measured 0.806",
+            "Sound rounds at a total of 0.1; the privacy review measured 0.806 on another split",
             0.806,
             tenth,
             abs(tenth - 0.806) <= 0.01,
@@ -435,6 +482,7 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
             "log",
             y_range=None if case.quick else (0.65, 0.86),
             priced=False,
+            second=Second("total ε of the 20 iterations, δ = 1e-6", tuple(claimed), tuple(honest)),
         ),
         Panel(
             SOUND,
@@ -480,7 +528,7 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
     data, devices = case.sound, case.devices
     pace = Pace()
     passes = 4 if quick else 60
-    plain = Choice(15.0, passes, 0.0)  # 60 was tried first, and swung: so test rows were looked at
+    plain = Choice(30.0, passes, 0.0)  # on public rows: 60 swings where cohorts are small, 15 is slower
     rules: list[tuple[int, int | None]] = [
         (devices, None),
         (devices // 2, None),
@@ -508,7 +556,7 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
             shown = np.unique(np.linspace(0, len(laid) - 1, min(60, len(laid))).astype(int))
             key = f"{'private-' if noise else ''}s{barrier}" + ("" if delay is None else f"-tau{delay}")
             bound = "" if delay is None else f", τ = {delay}"
-            label = replace(_label(task), not_covered=() if quick else ("tuning",)) if noise else PrivacyLabel()
+            label = _label(task) if noise else PrivacyLabel()
             series.append(
                 over_trials(key, f"s = {barrier}{bound}", laid.time[shown], told[:, shown], label, panel=panel)
             )
@@ -546,7 +594,7 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
     notes = (
         *case.notes,
         f"One device in ten takes ten times as long. Each takes part at most {passes} times: then its budget is spent.",
-        "The step was chosen after a look at test rows (a longer one swung), not on public ones.",
+        "The step was chosen on public rows, with the same stragglers.",
         "A sum has all of its noise whatever the cohort's size, so the mean over s devices has n/s times as much.",
     )
     return Figure(

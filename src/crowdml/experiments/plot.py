@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from crowdml.experiments.figure import Figure, Panel, Series
+from crowdml.experiments.figure import Figure, Panel, Second, Series
 
 # Okabe and Ito's colours: told apart by most colour-blind readers, and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31", "#7F7F7F", "#8C1D40")
@@ -107,4 +107,18 @@ def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
         axis.set_ylim(bottom=0)
     if panel.x_scale == "linear":
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    if panel.second is not None:
+        _draw_second(axis, panel.second)
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=1, handlelength=3.2, labelspacing=0.55)
+
+
+def _draw_second(axis: Any, second: Second) -> None:
+    """The same places on an axis above, each with what it means there."""
+    top = axis.secondary_xaxis("top", functions=(second.above, second.below))
+    top.set_xscale("log")
+    top.set_xlabel(second.label)
+    top.set_xticks(second.means, [f"{value:.3g}" for value in second.means])
+    top.set_xticks([], minor=True)
+    top.spines["top"].set_visible(True)
+    axis.title.set_y(1.0)
+    axis.set_title(axis.get_title(loc="left"), pad=12)

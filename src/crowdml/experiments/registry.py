@@ -74,7 +74,7 @@ FIGURES: dict[str, FigureSpec] = {
         FigureSpec(
             "ours/gram-tables",
             "One masked release on Adult and on census income",
-            ("adult",),
+            ("adult", "adult-as-published"),
             "crowdml.experiments.tables",
             "tables",
         ),

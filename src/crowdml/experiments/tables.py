@@ -1,8 +1,9 @@
 """`ours/gram-tables`: one masked release on the papers' other data: Adult (classes) and census income (a number).
 
-The features are the columns as they are, with a constant: no map, nothing fitted on private rows. Beside census income
-stands the functional mechanism of SecProbe's source (Zhang et al. 2012, linear regression) at the same epsilon: noise
-for the l1 norm of all coefficients, trimmed and solved, in its most favourable form.
+The features are the columns as they are, with a constant: no map, nothing fitted on private rows. Beside Adult stands
+ADMM as Guo and Gong publish it, with the noise for the same total and the best that accounting can do for it; beside
+census income the functional mechanism of SecProbe's source (Zhang et al. 2012, linear regression) at the same epsilon:
+noise for the l1 norm of all coefficients, trimmed and solved, in its most favourable form.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import csv
 import gzip
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -21,6 +22,7 @@ from crowdml.datasets import blobs, load
 from crowdml.datasets.files import SourceFile, find, locate
 from crowdml.experiments.crowds import DELTA
 from crowdml.experiments.figure import MAIN, SOUND, Claim, Figure, Panel, PrivacyLabel, Series, over_trials
+from crowdml.experiments.guo import published_at
 from crowdml.experiments.registry import Progress
 from crowdml.features import normalise
 from crowdml.models.ridge import predict
@@ -34,8 +36,6 @@ CONSTANT = Fraction(1, 5)
 LARGEST_SALARY = 200_000
 """Dollars a year; a public bound, and salaries above it count as it."""
 DEVICES = 100
-PAPER = {0.1: 0.240, 1.0: 0.188}
-"""Guo and Gong on Adult at an honest total, classical noise, basic composition over 20 rounds (review, section 6)."""
 CENSUS = SourceFile(
     "census_acs2018_gov.csv.gz", ("6e3ac4b1be3f3b4e5c7aface0b12330a2c3fcd684638584e54e48a6cf0f92e23",), 2_154_727
 )
@@ -150,16 +150,22 @@ def tables(quick: bool, trials: int | None, progress: Progress) -> Figure:
         rows = Rows(data.x_train, data.y_train, data.x_test, data.y_test, data.classes)
     majority = float(min(np.bincount(rows.y_test) / len(rows.y_test)))
     label = PrivacyLabel(epsilon=max(EPSILONS), delta=DELTA)
+    published = np.stack([1 - published_at(epsilon, min(count, 3), quick) for epsilon in EPSILONS], axis=1)
+    theirs = replace(label, as_published=True, not_covered=("tuning", "float-noise"))
     series = [
         over_trials("adult-gram", "gram on Adult", EPSILONS, gram_errors(rows, count), label, marks=True),
+        over_trials("adult-guo", "Guo and Gong's ADMM", EPSILONS, published, theirs, marks=True),
         Series("adult-majority", "always the larger class", EPSILONS, (round(majority, 6),) * 3),
     ]
     claims = [
-        Claim(f"adult-e{epsilon:g}", f"At an honest total of {epsilon:g} Adult's error is below Guo and Gong's", paper,
-              series[0].y[EPSILONS.index(epsilon)], series[0].y[EPSILONS.index(epsilon)] < paper)
-        for epsilon, paper in PAPER.items()
+        Claim(f"adult-e{epsilon:g}", f"At a total of {epsilon:g} Adult's error is below that of Guo and Gong's ADMM",
+              paper, mine, mine < paper)
+        for epsilon, mine, paper in zip(EPSILONS, series[0].y, series[1].y, strict=True)
     ]  # fmt: skip
-    notes = ["Adult: 30,000 rows, the splits and scaling of `adult`; the paper's errors are of the privacy review."]
+    notes = [
+        "Adult: 30,000 rows, the splits and scaling of `adult`; ADMM on `adult-as-published`, 20 iterations, exact "
+        "accounting for continuous noise, which grants Lemma 1's condition on private duals (G3)."
+    ]
     progress("census income", 1, 2)
     if not quick and locate(CENSUS) is not None:
         series += _census(count)

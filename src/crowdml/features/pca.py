@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crowdml.errors import DataError
+from crowdml.features.norms import normalise
 
 _BLOCK = 8192  # rows converted to float64 at a time, so that 60,000 images need no second copy in memory
 
@@ -55,6 +57,14 @@ class Pca:
             )
         parts = [((block - self.mean) @ self.components).astype(np.float32) for block in _blocks(x)]
         return np.concatenate(parts) if parts else np.zeros((0, self.components.shape[1]), np.float32)
+
+    def sharpen(self, x: NDArray[Any], *, power: float, floor: float, constant: float) -> NDArray[np.float32]:
+        """x [n, d] -> [n, k + 1]: directions over (variance + floor)^power, on a sphere, and `constant` appended.
+
+        Rows have the l2 norm 1 at most. What varies much is toned down, so that gradients see little variance too.
+        """
+        rows = normalise(self.transform(x) * (self.variance + floor) ** -power, "l2", math.sqrt(1 - constant**2))
+        return np.concatenate([rows, np.full((len(rows), 1), constant, np.float32)], axis=1)
 
 
 def _blocks(x: NDArray[Any]) -> Iterator[NDArray[np.float64]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -100,10 +100,11 @@ def run(
     devices = x.shape[0]
     if settings.duals == CLEAN and layout.device.shape[1] != devices:
         raise TaskError("noise-free duals are for synchronous rounds alone: let every device take part in each.")
-    loop = _loop(settings, model, devices, x.shape[1])
+    loop = _loop(settings.solver, settings.duals, model, devices, x.shape[1])
+    sizes = np.array([settings.rho, settings.beta, settings.share(layout.device.shape[1])], np.float32)
     number = np.arange(len(layout), dtype=np.int32)
     keys = np.stack([np.asarray(jax.random.split(jax.random.PRNGKey(seed), len(layout))) for seed in seeds])
-    told = loop(jnp.asarray(x), jnp.asarray(y), (layout.device, layout.version, number), keys, len(layout))
+    told = loop(jnp.asarray(x), jnp.asarray(y), (layout.device, layout.version, number), sizes, keys, len(layout))
     weights, moves, duals, local = map(np.asarray, told)
     return [Transcript(weights[i], moves[i], duals[i], layout.time, local[i]) for i in range(len(seeds))]
 
@@ -114,10 +115,11 @@ def smooth_of(model: Model, batch: int) -> float | None:
 
 
 @lru_cache(maxsize=32)
-def _loop(settings: Published, model: Model, devices: int, batch: int) -> Any:
-    rho, steep = settings.rho, smooth_of(model, batch)
+def _loop(solver: int, duals: str, model: Model, devices: int, batch: int) -> Any:
+    """Compiled once for every rho, beta and noise."""
+    steep = smooth_of(model, batch)
 
-    def solve(x: Array, y: Array, start: Array, centre: Array) -> Array:
+    def solve(rho: Array, x: Array, y: Array, start: Array, centre: Array) -> Array:
         """(12): accelerated gradient steps, or subgradient steps where the loss has a kink."""
 
         def slope(w: Array) -> Array:
@@ -128,8 +130,8 @@ def _loop(settings: Published, model: Model, devices: int, batch: int) -> Any:
             def kinked(k: Any, w: Array) -> Array:
                 return w - slope(w) / (rho * (k + 2.0))
 
-            return jax.lax.fori_loop(0, settings.solver, kinked, start)
-        rate, root = 1 / (steep + rho), math.sqrt((steep + rho) / rho)
+            return jax.lax.fori_loop(0, solver, kinked, start)
+        rate, root = 1 / (steep + rho), jnp.sqrt((steep + rho) / rho)
         carry_on = (root - 1) / (root + 1)
 
         def smooth(_: Any, pair: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -137,31 +139,32 @@ def _loop(settings: Published, model: Model, devices: int, batch: int) -> Any:
             new = ahead - rate * slope(ahead)
             return new, new + carry_on * (new - old)
 
-        return jax.lax.fori_loop(0, settings.solver, smooth, (start, start))[0]
+        return jax.lax.fori_loop(0, solver, smooth, (start, start))[0]
 
-    def one_round(x: Array, y: Array, carry: Any, feed: Any) -> Any:
+    def one_round(x: Array, y: Array, sizes: Array, carry: Any, feed: Any) -> Any:
+        rho, beta, share = sizes
         exact, said, lam, mean, mean_lam, history = carry
         (device, version, number), key = feed
         w0 = history[version]
-        solved = jax.vmap(solve)(x[device], y[device], exact[device], w0 - lam[device])
-        noise = settings.share(device.shape[0]) * jax.random.normal(key, solved.shape)
+        solved = jax.vmap(partial(solve, rho))(x[device], y[device], exact[device], w0 - lam[device])
+        noise = share * jax.random.normal(key, solved.shape)
         new = solved + noise
         move, dual = new - said[device], new - w0
-        kept = solved - w0 if settings.duals == CLEAN else dual
+        kept = solved - w0 if duals == CLEAN else dual
         said, lam, exact = said.at[device].set(new), lam.at[device].add(kept), exact.at[device].set(solved)
-        moves, duals = move.sum(0), dual.sum(0)
-        mean, mean_lam = mean + moves / devices, mean_lam + duals / devices
-        w0 = devices * rho * (mean + mean_lam) / (devices * rho + settings.beta)  # (11) with r = |w|^2 / 2
-        return (exact, said, lam, mean, mean_lam, history.at[number + 1].set(w0)), (w0, moves, duals)
+        moves, turned = move.sum(0), dual.sum(0)
+        mean, mean_lam = mean + moves / devices, mean_lam + turned / devices
+        w0 = devices * rho * (mean + mean_lam) / (devices * rho + beta)  # (11) with r = |w|^2 / 2
+        return (exact, said, lam, mean, mean_lam, history.at[number + 1].set(w0)), (w0, moves, turned)
 
-    def whole(x: Array, y: Array, feed: Any, keys: Array, rounds: int) -> Any:
+    def whole(x: Array, y: Array, feed: Any, sizes: Array, keys: Array, rounds: int) -> Any:
         zeros, one = jnp.zeros((devices, x.shape[2])), jnp.zeros(x.shape[2])
         start = (zeros, zeros, zeros, one, one, jnp.zeros((rounds + 1, x.shape[2])))
-        carry, (weights, moves, duals) = jax.lax.scan(lambda c, f: one_round(x, y, c, f), start, (feed, keys))
-        return weights, moves, duals, carry[0]
+        carry, (weights, moves, turned) = jax.lax.scan(lambda c, f: one_round(x, y, sizes, c, f), start, (feed, keys))
+        return weights, moves, turned, carry[0]
 
-    together = jax.vmap(whole, in_axes=(None, None, None, 0, None))  # trials share the samples: one product for all
-    return jax.jit(together, static_argnums=4)
+    together = jax.vmap(whole, in_axes=(None, None, None, None, 0, None))  # trials share the samples: one product
+    return jax.jit(together, static_argnums=5)
 
 
 def difference_out(moves: Array, duals: Array, centres: Array, cohort: int) -> Array:
