@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from crowdml.server.hub import Hosted, Hub
+from crowdml.server.points import Moment
 from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.studies import charts_of
 from crowdml.storage.server import Counts, Store, StoredTask
@@ -29,11 +30,11 @@ __all__ = [
     "Refusal",
     "Spent",
     "bars",
-    "curve",
     "epsilon_of",
     "health",
     "lately",
     "spent",
+    "steps",
 ]
 
 DELTA = 1e-6
@@ -258,20 +259,18 @@ async def rows(hub: Hub, figures: Any) -> list[Row]:
 # --- small drawings ---
 
 
-def curve(values: Sequence[float], title: str, width: int = 160, height: int = 36) -> Markup:
-    """A line without axes, for a row of a table. Its title says what it shows."""
-    if len(values) < 2:
-        return Markup("")
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    points = " ".join(
-        f"{2 + place * (width - 4) / (len(values) - 1):.1f},{height - 3 - (value - low) / span * (height - 6):.1f}"
-        for place, value in enumerate(values)
-    )
+def steps(moments: Sequence[Moment], title: str, width: int = 640, height: int = 90) -> Markup:
+    """Check-ins over time, without axes: at each moment one step up. Its title says what it shows."""
+    at = [datetime.fromisoformat(each.at).timestamp() for each in moments]
+    counts = [each.tally.check_ins for each in moments]
+    wide, high = (at[-1] - at[0]) or 1.0, counts[-1] or 1
+    x = [f"{2 + (each - at[0]) / wide * (width - 4):.1f}" for each in at]
+    y = [f"{height - 3 - count / high * (height - 6):.1f}" for count in counts]
+    path = f"M{x[0]},{y[0]}" + "".join(f"H{right}V{up}" for right, up in zip(x[1:], y[1:], strict=True))
     return Markup(
-        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{t}"><polyline '
-        'points="{p}" fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
-    ).format(w=width, h=height, t=title, p=points)
+        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{t}"><path '
+        'd="{d}" fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
+    ).format(w=width, h=height, t=title, d=path)
 
 
 def bars(found: Histogram, title: str, width: int = 320, height: int = 56) -> Markup:

@@ -18,7 +18,7 @@ from crowdml.server import export, transcript
 from crowdml.server.hub import Hosted
 from crowdml.server.invitations import AUTHORITY
 from crowdml.server.portal import drafts, entrance, people
-from crowdml.server.portal.health import Row, bars, curve, health, lately, rows
+from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.pricing import price
 from crowdml.server.portal.studies import cohorts_of
@@ -76,7 +76,6 @@ async def dashboard(visit: Visit) -> Response:
         events=await visit.read(lambda: visit.store.events(limit=15)),
         names={row.hosted.task.hash: row.hosted.task.name for row in found},
         drafts=await visit.read(drafts.all_drafts, visit.store),
-        curve=curve,
         bars=bars,
     )
 
@@ -101,7 +100,7 @@ async def task(visit: Visit) -> Response:
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},
         has_onnx=hasattr(export, "onnx_file"),
-        curve=curve,
+        steps=steps,
     )
 
 
