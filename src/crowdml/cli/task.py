@@ -35,7 +35,13 @@ def shipped_text(name: str) -> str:
     return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
-SHIPPED_DATA = {"admm-adult": "adult", "demo": "digits", "digits-masked": "digits", "gram-mnist": "mnist-pixels"}
+SHIPPED_DATA = {
+    "admm-adult": "adult",
+    "demo": "digits",
+    "digits-masked": "digits",
+    "digits-mlp": "digits",
+    "gram-mnist": "mnist-pixels",
+}
 """What a shipped task is simulated on, where no data set has its name."""
 
 
