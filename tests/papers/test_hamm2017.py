@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from crowdml.experiments.hamm2017 import (
+    ACTIVE,
     ALL,
     LIVE_EPSILON,
     SERVER_BATCH,
@@ -17,9 +19,10 @@ from crowdml.experiments.hamm2017 import (
     cost_of,
     learn,
     over_http,
+    simulated,
     softmax_task,
 )
-from crowdml.experiments.registry import listing, reproduce
+from crowdml.experiments.registry import listing
 from crowdml.models import make_model
 from crowdml.protocols import settled
 from crowdml.sim.published_local import BY_RATE, GAUSSIAN
@@ -66,8 +69,15 @@ def test_devices_eighty_of_them_over_http_learn_and_pay_what_their_task_says(cas
     assert np.isfinite(played.weights).all()
 
 
-def test_devices_the_crowd_ends_near_0_87_and_one_device_below_it() -> None:
-    figure = reproduce("hamm2017/devices", trials=2)
-    assert figure["crowd"].last == pytest.approx(0.87, abs=0.02)
-    assert figure.claim("crowd-beats-alone").holds
-    assert figure["crowd-http"].last > 0.84
+def test_devices_the_crowd_ends_near_0_87_and_one_device_below_it(case: Case) -> None:
+    data = case.sound
+    model = make_model("softmax", data.features, len(data.classes))
+    held = len(data.y_train) // ALL
+    task = softmax_task(data, batch=100, server_batch=SERVER_BATCH, rounds=100, held=held, epsilon=None)
+    rounds, crowd = simulated(task, data, model, devices=ALL, active=ACTIVE, passes=5, seed=3)
+    lone = softmax_task(data, batch=100, server_batch=1, rounds=25, held=held, epsilon=None)
+    own = replace(data, x_train=data.x_train[:held], y_train=data.y_train[:held])
+    trips, alone = simulated(lone, own, model, devices=1, active=1, passes=5, seed=3)
+    assert (rounds[-1], trips[-1]) == (100, 25)
+    assert crowd[-1] == pytest.approx(0.87, abs=0.02)
+    assert alone[-1] < crowd[-1] - 0.02
