@@ -37,7 +37,7 @@ KEYS = {
     "guo/tuning": {"sound-e0.1"},
     "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound"},
     "hamm2017/devices": {"crowd", "alone", "crowd-private"},
-    "ours/gram-tables": {"adult-gram", "adult-majority"},
+    "ours/gram-tables": {"adult-gram", "adult-guo", "adult-majority"},
     "ours/gram-tuning": {"gram-e10-k512"},
     "ours/masked-tuning": {"masked-e10"},
     "ours/mnist-frontier": {"gram-sample", "no-privacy"},
