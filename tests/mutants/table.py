@@ -33,6 +33,7 @@ MASKED_SGD = "tests/protocols/test_sgd_masked.py::"
 MLP, SCORES, BINARY = (f"models/{name}.py" for name in ("mlp", "scores", "binary"))
 CLIPPED = "tests/models/test_clipping.py::"
 LOCAL, STEPPED = "protocols/local_updates.py", "tests/protocols/test_local_updates.py::"
+H17, TRUSTED = "tests/review/test_h17_findings.py::", "tests/sim/test_trusted.py::"
 
 
 @dataclass(frozen=True)
@@ -1383,5 +1384,48 @@ MUTANTS: tuple[Mutant, ...] = (
         "return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest",
         "return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.cohort",
         f"{STEPPED}test_the_noise_of_a_device_is_calibrated_to_twice_its_clip[skellam]",
+    ),
+    # --- the library of 2017 and its baselines, priced ---
+    Mutant(
+        "published: a replaced device moves its weights once",
+        "sim/published_local.py",
+        "whole = _capped(settings, 2 * reach.sum(1), dimension)",
+        "whole = _capped(settings, reach.sum(1), dimension)",
+        f"{H17}test_l8_a_thousand_releases_cost_what_the_review_says_if_gradients_had_been_clipped[0.1-10.0-2.2-0.7]",
+    ),
+    Mutant(
+        "published: Laplace noise is charged as Gaussian",
+        "sim/published_local.py",
+        "rho, pure = squares, math.sqrt(2 * dimension)",
+        "rho, pure = squares / 2, math.sqrt(2 * dimension)",
+        f"{H17}test_l8_laplace_noise_of_one_deviation_costs_up_to_twice_the_zcdp_of_gaussian_noise",
+    ),
+    Mutant(
+        "published: a sample moves the step that uses it alone",
+        "sim/published_local.py",
+        "moves = _capped(settings, 2 * (reach / each + after), dimension)",
+        "moves = _capped(settings, 2 * reach / each, dimension)",
+        f"{H17}test_l5_a_sample_pays_for_the_steps_that_follow_its_own",
+    ),
+    Mutant(
+        "correlated noise: who comes back shares none of it",
+        "sim/trusted.py",
+        "apart = participations == 1 or separation >= self.bands",
+        "apart = True",
+        f"{TRUSTED}test_sensitivity_of_one_device_is_the_longest_column_and_more_for_those_who_come_back",
+    ),
+    Mutant(
+        "correlated noise: masked cohorts may have it",
+        "sim/trusted.py",
+        "if observer is Observer.AGGREGATE:",
+        "if observer is None:",
+        f"{TRUSTED}test_under_masks_and_on_devices_correlated_noise_is_refused[Observer.AGGREGATE-masks]",
+    ),
+    Mutant(
+        "CSDP: a replaced device moves a sum by one clip",
+        "experiments/federated.py",
+        "return made.loss(2 * self.clip,",
+        "return made.loss(self.clip,",
+        "tests/experiments/test_federated.py::test_csdp_is_charged_for_every_round_of_a_device_and_not_for_luck",
     ),
 )

@@ -18,8 +18,9 @@ from crowdml.arrays import Samples
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER
 from crowdml.models import Logistic, Softmax, make_model
-from crowdml.privacy.calibration import analytic_sigma, laplace_scale
+from crowdml.privacy.calibration import analytic_sigma, gdp_epsilon, laplace_scale
 from crowdml.privacy.grid import COUNTS
+from crowdml.privacy.losses import ZCDP, Total
 from crowdml.privacy.noise import SystemSource
 from crowdml.privacy.sensitivity import L1, L2, Adjacency
 from crowdml.protocol import Context, advance, quote
@@ -210,6 +211,13 @@ def test_l5_a_clipped_network_may_move_by_1_80_and_a_smooth_convex_loss_by_0_002
     assert stability_of(TEN, Logistic(5), 1.0, 0.0) * reach(TEN, 0.0) == pytest.approx(0.002)
 
 
+def test_l5_a_sample_pays_for_the_steps_that_follow_its_own():
+    """One round of ten steps: the sample of the first one moves nine others, by as much as a device does in them."""
+    one = real_cost(Published(0.1, 1.0, rounds=1, schedule="constant", clip=1.0), dimension=9, samples=1000)
+    assert one.device == pytest.approx(gdp_epsilon(2.0, 1e-5))
+    assert one.sample == pytest.approx(gdp_epsilon(1.802, 1e-5))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_l5_ours_holds_for_a_replaced_sample_of_a_smooth_convex_loss(seed):
     """The worst of random neighbours, through all local steps, in exact arithmetic up to floats."""
@@ -323,6 +331,9 @@ def test_l8_laplace_noise_of_one_deviation_costs_up_to_twice_the_zcdp_of_gaussia
         for noise in (GAUSSIAN, LAPLACE)
     }
     assert costs[GAUSSIAN] < costs[LAPLACE] < 2 * costs[GAUSSIAN]
+    moves = 2 * reaches(Published(0.1, 10.0, clip=1.0), NETWORK).sum(1)
+    rho = float(((moves / 10.0) ** 2).sum())  # (Delta / b)^2 / 2 each, b = s.d. / sqrt(2)
+    assert costs[LAPLACE] == pytest.approx(Total.of([ZCDP(Fraction(rho))]).epsilon(1e-5))
     one = real_cost(
         Published(1.0, math.sqrt(2), LAPLACE, rounds=1, local_steps=1, schedule="constant", clip=0.01),
         dimension=4,
