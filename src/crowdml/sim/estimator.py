@@ -32,7 +32,7 @@ from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Context, alone, check_budget, device_alone, quote
-from crowdml.protocols import PROTOCOLS, admm, find, gram
+from crowdml.protocols import PROTOCOLS, admm, find, gram, local_updates
 from crowdml.protocols.sgd import claimed_epsilon, plan, progress, public_step
 from crowdml.secagg.terms import terms_of
 from crowdml.sim import cohorts, compiled, uncompiled
@@ -125,9 +125,14 @@ class Study:
         return {"error": seen.error, "error_sd": seen.error_sd}
 
 
+def _fixed(task: Task) -> Any:
+    """What the task's protocol fixes: its settings and its model among it."""
+    return {"admm": admm.plan, "local_updates": local_updates.plan}.get(str(task.protocol["kind"]), plan)(task)
+
+
 def model_of(task: Task) -> Model:
     """The model that the task's protocol trains."""
-    return (admm.plan(task) if task.protocol["kind"] == "admm" else plan(task)).model
+    return _fixed(task).model
 
 
 def spread_out(kind: str, y: Array, devices: int, seed: int, groups: Array | None = None) -> Population:
@@ -246,7 +251,7 @@ class _OneByOne:
     ) -> _OneByOne:
         if dropout:
             raise TaskError(f"dropout = {dropout:g}: cohorts lose devices, and task {task.name!r} has no [masking].")
-        batch, capacity = plan(task).settings.batch, plan(task).settings.capacity
+        batch, capacity = _fixed(task).settings.batch, _fixed(task).settings.capacity
         pairs = zip(crowds, seeds, strict=True)
         schedules = [lay_out(crowd.world, seed=seed, batch=batch, capacity=capacity) for crowd, seed in pairs]
         for schedule in schedules:
@@ -274,7 +279,7 @@ class _OneByOne:
                 holding,
                 self.crowds[number].world,
                 seed=seed,
-                capacity=plan(self.task).settings.capacity,
+                capacity=_fixed(self.task).settings.capacity,
                 points=looks.tolist(),
                 backend="jax",
                 tick=tick,
