@@ -214,6 +214,6 @@ def test_masks_promise_less_if_everyone_else_colludes():
 
 
 def test_the_grid_is_written_into_the_task_and_read_again():
-    settled = admm.settle(TASK)
+    settled = admm.protocol.settle(TASK)
     assert settled.privacy.grid == plan(TASK).grid.step
     assert plan(settled).table == plan(TASK).table

@@ -18,6 +18,7 @@ ACCOUNTING, ACCOUNTED = "privacy/accounting.py", "tests/privacy/test_accounting.
 LEDGER, CHARGED = "storage/ledger.py", "tests/storage/test_ledger.py::"
 CRASHED = "tests/storage/test_ledger_crash.py::"
 KILLERS = "tests/mutants/test_killers.py::"
+PARTS = "protocols/parts.py"
 ADMM, PROXIMAL = "protocols/admm.py", "tests/protocols/test_admm.py::"
 GG, TALKED = "tests/review/test_gg_findings.py::", "tests/conversations/test_admm_conversation.py::"
 MASKS, LIES = "tests/secagg/test_masks.py::", "tests/secagg/test_lies.py::"
@@ -1259,7 +1260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "samples are not brought into their ball",
-        ADMM,
+        PARTS,
         "    return whole * (bound / xp.maximum(size, bound))",
         "    return whole",
         f"{TALKED}test_a_sample_that_is_too_long_is_brought_to_the_bound_and_a_broken_one_counts_as_zero",
@@ -1273,16 +1274,16 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "uses are not counted",
-        ADMM,
-        'privacy.epsilon["update"], privacy.delta, privacy.uses)',
-        'privacy.epsilon["update"], privacy.delta, 1)',
+        PARTS,
+        "privacy.delta, releases) / masking.honest",
+        "privacy.delta, 1) / masking.honest",
         f"{TALKED}test_every_smooth_loss_has_a_price_that_all_uses_together_keep[changes0]",
     ),
     Mutant(
         "noise for those who were asked",
-        ADMM,
-        "variance / honest, honest, grid",
-        "variance / (honest + 2), honest, grid",
+        PARTS,
+        "releases) / masking.honest",
+        "releases) / (masking.honest + 2)",
         f"{TALKED}test_every_smooth_loss_has_a_price_that_all_uses_together_keep[changes0]",
     ),
     Mutant(

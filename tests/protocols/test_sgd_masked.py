@@ -90,7 +90,7 @@ def test_a_cohort_of_a_hundred_needs_a_tenth_of_the_noise_of_devices_on_their_ow
 
 def test_the_grid_is_written_into_the_published_task_and_makes_the_same_noise():
     task = task_of()
-    settled = sgd.settle(task)
+    settled = sgd.protocol.settle(task)
     assert settled.privacy.grid is not None
     assert sgd.mechanisms(settled) == sgd.mechanisms(task)
     coarse = parse(masked_text(epsilon="{ gradient = 1.0 }\ngrid = 0.5"))

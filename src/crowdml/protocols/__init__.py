@@ -1,4 +1,4 @@
-"""The protocols: one pure module each. None imports another."""
+"""The protocols: one pure module each. None imports another; what several are made of is in `parts`."""
 
 from __future__ import annotations
 

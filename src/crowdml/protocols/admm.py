@@ -34,17 +34,13 @@ from crowdml.arrays import Array, Integers, Samples, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, read_model
-from crowdml.privacy.calibration import rho_for, skellam_variance
-from crowdml.privacy.grid import COARSEST, COUNTS, FINEST, Grid
+from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.laws import DiscreteGaussian
 from crowdml.privacy.mechanisms import (
-    FURTHEST,
     Exposed,
     GaussianStable,
     Mechanism,
     SkellamStable,
-    l1_of,
-    root_up,
 )
 from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1
@@ -63,14 +59,8 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
+from crowdml.protocols.parts import into_ball, pin_grid, stable_row
 from crowdml.task import Task, between, positive, read_section, show
-
-FINE = 256
-"""Rounding costs sqrt(entries) grid steps; the bound is at least so many times as much: less than half a hundredth."""
-COARSE = 16
-"""The same, at the least: where noise asks for a coarser grid than this leaves, the task is refused."""
-LARGEST_NOISE = 2**15
-"""In grid steps: the deviation of one device's noise up to which it is drawn at once."""
 
 MISUSED = {
     "svm": "the plain hinge is not smooth: one replaced sample moved the answer 17.6 times as far as claimed (G5). "
@@ -229,72 +219,17 @@ def _plan(task: Task, settings: Settings, model: Model, *, l1: float, l2: float)
         plain = "where the model would go from here, as it is: anyone can work back to samples"
         table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain)}
         return Plan(settings, model, table, COUNTS, l1, l2, False, rate, stability, bound)
-    row = _row(task, settings, model, stability, rate)
+    row = stable_row(
+        task, "update", Rows(0, settings.batch), math.prod(model.shape), stability=stability,
+        device_stability=settings.batch * stability, float_error=_float_error(settings, model, bound, rate),
+        releases=task.privacy.uses, promise=_promise,
+    )  # fmt: skip
     return Plan(settings, model, {"update": row}, row.grid, l1, l2, masked, rate, stability, bound)
 
 
-def _row(task: Task, settings: Settings, model: Model, stability: float, rate: float) -> SkellamStable | GaussianStable:
-    """The one thing that leaves: on the finest useful grid whose noise a device still draws."""
-    privacy, masking = task.privacy, task.masking
-    length, covers = math.prod(model.shape), Rows(0, settings.batch)
-    root = root_up(Fraction(length))
-    if masking is None and privacy.mechanism != "discrete-gaussian":
-        raise TaskError(
-            f'privacy.mechanism = "{privacy.mechanism}": without [masking] an update needs "discrete-gaussian" noise.'
-        )
-    honest = 1 if masking is None else masking.honest
-    blurred = "where the model would go from here, blurred so that no sample shows"
-    if masking is not None:
-        blurred = (
-            "where the model would go from here, as part of a cohort's sum that is blurred so that no sample shows"
-        )
-
-    def at(step: Fraction) -> SkellamStable | GaussianStable:
-        grid = Grid(step)
-        slack = _float_error(settings, model, float(task.features.norm.bound), rate) + step / 2**10
-        one = Fraction(stability * (1 + 1e-9)) + slack
-        everything = settings.batch * Fraction(stability * (1 + 1e-9)) + slack
-        reach = math.ceil(everything / 2 / step) + 1
-        l2 = one / step + root
-        if masking is None:
-            rho = rho_for(privacy.epsilon["update"], privacy.delta) / privacy.uses
-            return GaussianStable(one, everything, reach, rho, grid, covers, length, blurred)
-        variance = skellam_variance(l2, l1_of(l2, length), privacy.epsilon["update"], privacy.delta, privacy.uses)
-        return SkellamStable(one, everything, reach, variance / honest, honest, grid, covers, length, blurred)
-
-    finest = Fraction(stability) / (FINE * root)
-    step = Fraction(2) ** math.floor(math.log2(finest))
-    if privacy.grid is not None:
-        step = privacy.grid
-        if step <= 0 or (step.numerator * step.denominator).bit_count() != 1:
-            raise TaskError(
-                f"privacy.grid = {float(step):g}: a power of two, such as {2.0 ** round(math.log2(finest)):g}."
-            )
-        if Fraction(stability) / step < COARSE * root:
-            raise TaskError(
-                f"privacy.grid = {float(step):g}: rounding to it costs more than a {COARSE}th of the sensitivity "
-                f"{stability:g}; {float(Fraction(stability) / (COARSE * root)):g} or finer."
-            )
-    if not FINEST * 2**20 <= step <= COARSEST / 2**20:
-        raise TaskError(f"protocol.rho makes updates move by {stability:g}, and no grid fits that. Scale the features.")
-    while True:
-        wide = math.ceil(Fraction(settings.batch * stability) / 2 / step) + 2 > FURTHEST
-        row = None if wide else at(step)
-        if row is not None and (privacy.grid is not None or _deviation(row) <= LARGEST_NOISE):
-            return row
-        step *= 2
-        if privacy.grid is not None or Fraction(stability) / step < COARSE * root:
-            if row is not None:
-                return row  # a device draws it as the sum of several
-            raise TaskError(
-                f"protocol.batch = {settings.batch}: an update of so many samples has more than {FURTHEST} steps of "
-                "the coarsest grid that its rounding allows. Lower it."
-            )
-
-
-def _deviation(row: SkellamStable | GaussianStable) -> float:
-    """Of one device's noise, in grid steps."""
-    return math.sqrt(row.variance) if isinstance(row, SkellamStable) else float(row.sigma)
+def _promise(masked: bool) -> str:
+    whole = "as part of a cohort's sum that is " if masked else ""
+    return f"where the model would go from here, {whole}blurred so that no sample shows"
 
 
 def _float_error(settings: Settings, model: Model, bound: float, rate: float) -> Fraction:
@@ -382,7 +317,7 @@ def local_update(fixed: Plan, weights: Array, batch: Samples) -> Array:
     xp = namespace(weights, batch.x)
     wide = np.float64 if xp is np else xp.float32
     centre = bring(xp, weights.astype(wide), float(fixed.settings.radius))
-    held = Samples(into_ball(xp, batch.x.astype(wide), fixed.bound), batch.y)
+    held = Samples(into_ball(batch.x.astype(wide), fixed.bound), batch.y)
     moved = xp.zeros_like(centre)
     for _ in range(fixed.settings.local_steps):
         slope = fixed.model.gradient_sum(centre + moved, held) + fixed.rho * moved
@@ -395,14 +330,6 @@ def bring(xp: Any, weights: Array, radius: float) -> Array:
     whole = xp.where(abs(weights) <= 1e9, weights, 0)  # false for NaN
     size = xp.sqrt((whole * whole).sum())
     return whole * (radius / xp.maximum(size, radius))
-
-
-def into_ball(xp: Any, x: Array, bound: float) -> Array:
-    """Rows no longer than the bound; one with an entry that is not finite is the zero sample."""
-    usable = (abs(x) <= 1e9).all(axis=-1, keepdims=True)
-    whole = xp.where(usable, x, 0)
-    size = xp.sqrt((whole * whole).sum(axis=-1, keepdims=True))
-    return whole * (bound / xp.maximum(size, bound))
 
 
 # --- the server: Algorithm 1 ---
@@ -495,14 +422,6 @@ def tally(task: Task, state: Consensus) -> Tally:
     return Tally(int(state.devices))
 
 
-def settle(task: Task) -> Task:
-    """The task with its grid written in, so that no other implementation has to make the same choice."""
-    fixed = plan(task)
-    if task.privacy.mechanism == "none" or task.privacy.grid is not None:
-        return task
-    return task.with_(privacy=replace(task.privacy, grid=fixed.grid.step))
-
-
 def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
     """What the server may hear. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
     fixed = plan(task)
@@ -526,7 +445,7 @@ protocol = Protocol(
     check=plan,
     batch=lambda task: plan(task).settings.batch,
     model=model_weights,
-    settle=settle,
+    settle=lambda task: pin_grid(task, plan(task).grid),
     expected=expected,
     progress=tally,
     masked=(MaskedUpdate, UpdateTotal),

@@ -41,10 +41,8 @@ from crowdml.privacy.mechanisms import (
     GridGaussian,
     GridLaplace,
     Mechanism,
-    SkellamStable,
     SkellamSum,
     l1_of,
-    root_up,
 )
 from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1, Adjacency, Observer
@@ -63,16 +61,9 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
+from crowdml.protocols.parts import FINEST_CLIP, choose_grid, into_ball, longest, pin_grid, stable_row
 from crowdml.task import Task, between, choose, positive, read_section
 
-LARGEST_NOISE = 2**15
-"""In grid steps: the deviation of one device's noise up to which it is drawn at once."""
-FINEST_CLIP = 2**13
-"""In grid steps: a finer grid than this many steps a clip gains nothing that the noise does not hide."""
-FINE = 256
-"""Of a stable update: rounding costs sqrt(entries) grid steps, and its bound is at least so many times as much."""
-COARSE = 16
-"""The same, at the least: where noise asks for a coarser grid than this leaves, the task is refused."""
 RADIUS = 1000.0
 """Where samples pay by stability, a device begins no further from zero: what floats lose is bounded by it."""
 LARGEST_WEIGHT = 1e9
@@ -247,29 +238,23 @@ def _plan(task: Task, settings: Settings, model: Model, l2: float) -> Plan:
     privacy, masked = task.privacy, task.masking is not None
     bound = float(task.features.norm.bound)
     if privacy.mechanism == "none":
-        clip = math.inf if settings.clip is None else _clip(settings, model, bound)
+        clip = math.inf if settings.clip is None else longest(model, "l2", bound, settings.clip)
         covers = Rows(0, settings.batch)
         plain = "where the model would go from here, as it is: anyone can work back to samples"
         seen = Observer.AGGREGATE if masked else Observer.ANYONE
         table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain, seen, whole=True)}
         return Plan(settings, model, table, COUNTS, l2, masked, clip, False, bound)
-    clip = _clip(settings, model, bound)
+    clip = longest(model, "l2", bound, settings.clip)
     stability = None if privacy.unit == "device" else _stability(task, settings, model, l2)
     if stability is None:
         row: Mechanism = _clipped_row(task, settings, model, clip)
     else:
-        row = _stable_row(task, settings, model, stability)
+        row = stable_row(
+            task, "update", Rows(0, settings.batch), math.prod(model.shape), stability=stability,
+            device_stability=2 * model.gradient_bound("l2", bound), float_error=_float_error(settings, model, bound),
+            releases=releases(task, settings), promise=lambda masked: IN_A_SUM if masked else BLURRED,
+        )  # fmt: skip
     return Plan(settings, model, {"update": row}, row.grid, l2, masked, clip, stability is not None, bound)
-
-
-def _clip(settings: Settings, model: Model, bound: float) -> float:
-    """C: the task's clip, or the model's own bound where that is less or no clip is given."""
-    if settings.clip is None:
-        return model.gradient_bound("l2", bound)
-    try:
-        return min(float(settings.clip), model.gradient_bound("l2", bound))
-    except TaskError:  # a network has no bound of its own
-        return float(settings.clip)
 
 
 def releases(task: Task, settings: Settings) -> int:
@@ -309,10 +294,7 @@ def stability_of(settings: Settings, model: Model, bound: float, l2: float) -> f
 
 
 def _slope(model: Model, bound: float) -> float:
-    try:
-        return model.gradient_bound("l2", bound)
-    except TaskError:
-        return math.inf
+    return model.gradient_bound("l2", bound) if model.bounded else math.inf
 
 
 def _stability(task: Task, settings: Settings, model: Model, l2: float) -> float | None:
@@ -332,7 +314,7 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
     """The update as ONE clipped contribution: all samples of the device together move it by 2 clips (R8)."""
     privacy, masking = task.privacy, task.masking
     length, covers, times = math.prod(model.shape), Rows(0, settings.batch), releases(task, settings)
-    longest = clip if settings.update_clip is None else min(clip, float(settings.update_clip))
+    most = clip if settings.update_clip is None else min(clip, float(settings.update_clip))
     epsilon = privacy.epsilon["update"]
     unit = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
     if masking is not None:
@@ -342,7 +324,7 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
             return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest
 
         rough = Fraction(math.isqrt(math.ceil(share(FINEST_CLIP))) + 1, FINEST_CLIP)
-        grid, steps = _choose_grid(longest, rough, privacy.grid)
+        grid, steps = choose_grid("update", most, rough, privacy.grid)
         return SkellamSum(
             steps, share(steps), masking.honest, grid, covers, length, IN_A_SUM, whole=True, adjacency=unit
         )
@@ -352,71 +334,12 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
                 'protocol.update_clip is missing: "discrete-laplace" noise is calibrated to the l1 norm (L2), and this '
                 "says how long an update may be in it."
             )
-        longest = float(settings.update_clip)
-        grid, steps = _choose_grid(longest, laplace_scale(Fraction(2), epsilon / times), privacy.grid)
+        most = float(settings.update_clip)
+        grid, steps = choose_grid("update", most, laplace_scale(Fraction(2), epsilon / times), privacy.grid)
         return GridLaplace(steps, epsilon / times, grid, covers, BLURRED, whole=True, adjacency=unit)
     rho = rho_for(epsilon, privacy.delta) / times
-    grid, steps = _choose_grid(longest, gaussian_sigma(Fraction(2), rho), privacy.grid)
+    grid, steps = choose_grid("update", most, gaussian_sigma(Fraction(2), rho), privacy.grid)
     return GridGaussian(steps, rho, grid, covers, BLURRED, whole=True, adjacency=unit)
-
-
-def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
-    """The finest useful grid whose noise a device draws at once, and the clip in its steps, rounded up."""
-    most = min(FINEST_CLIP, int(LARGEST_NOISE / noise_per_clip))
-    if most < 1:
-        raise TaskError(
-            f"privacy.epsilon.update is so small that noise of {float(noise_per_clip):g} clips would leave the grid of "
-            f"{LARGEST_NOISE} steps. Raise it."
-        )
-    step = Fraction(2) ** math.ceil(math.log2(bound / most * (1 + 1e-6)))
-    if wanted is not None:
-        if wanted <= 0 or (wanted.numerator * wanted.denominator).bit_count() != 1 or wanted < step:
-            raise TaskError(f"privacy.grid = {float(wanted):g}: a power of two, {float(step):g} or coarser.")
-        step = wanted
-    return Grid(step), math.ceil(bound / float(step) * (1 + 1e-6))
-
-
-def _stable_row(task: Task, settings: Settings, model: Model, stability: float) -> GaussianStable | SkellamStable:
-    """The update of a convex model: one sample moves it by `stability`, all of them by twice the clip."""
-    privacy, masking = task.privacy, task.masking
-    length, covers, times = math.prod(model.shape), Rows(0, settings.batch), releases(task, settings)
-    root, epsilon = root_up(Fraction(length)), privacy.epsilon["update"]
-    bound = float(task.features.norm.bound)
-    longest = model.gradient_bound("l2", bound)
-
-    def at(step: Fraction) -> GaussianStable | SkellamStable:
-        slack = _float_error(settings, model, bound) + step / 2**10
-        one = Fraction(stability * (1 + 1e-9)) + slack
-        everything = max(one, Fraction(2 * longest * (1 + 1e-9)) + slack)
-        reach = math.ceil(longest / float(step)) + 1
-        if masking is None:
-            rho = rho_for(epsilon, privacy.delta) / times
-            return GaussianStable(one, everything, reach, rho, Grid(step), covers, length, BLURRED)
-        l2 = one / step + root
-        variance = skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest
-        return SkellamStable(one, everything, reach, variance, masking.honest, Grid(step), covers, length, IN_A_SUM)
-
-    step = Fraction(2) ** math.floor(math.log2(stability / (FINE * float(root))))
-    coarsest = Fraction(stability) / (COARSE * root)
-    if privacy.grid is not None:
-        if privacy.grid <= 0 or (privacy.grid.numerator * privacy.grid.denominator).bit_count() != 1:
-            raise TaskError(f"privacy.grid = {float(privacy.grid):g}: a power of two, such as {float(step):g}.")
-        if privacy.grid > coarsest:
-            raise TaskError(
-                f"privacy.grid = {float(privacy.grid):g}: rounding to it costs more than a {COARSE}th of the "
-                f"sensitivity {stability:g}; {float(coarsest):g} or finer."
-            )
-        return at(privacy.grid)
-    row = at(step)
-    while _deviation(row) > LARGEST_NOISE and 2 * step <= coarsest:
-        step *= 2
-        row = at(step)
-    return row
-
-
-def _deviation(row: GaussianStable | SkellamStable) -> float:
-    """Of one device's noise, in grid steps."""
-    return math.sqrt(row.variance) if isinstance(row, SkellamStable) else float(row.sigma)
 
 
 def _float_error(settings: Settings, model: Model, bound: float) -> Fraction:
@@ -513,7 +436,7 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
     start = xp.where(abs(weights) <= LARGEST_WEIGHT, weights, 0).astype(wide)  # false for NaN
     if fixed.stable:
         start = start * (RADIUS / xp.maximum(xp.sqrt((start * start).sum()), RADIUS))
-    x = into_ball(xp, batch.x.astype(wide), fixed.bound) if fixed.stable else batch.x
+    x = into_ball(batch.x.astype(wide), fixed.bound) if fixed.stable else batch.x
     rates = fixed.rates(xp, count).astype(wide)
     reach, _ = fixed.reach(xp, count)
     parts, adaptive = settings.batch // settings.size, settings.rate.schedule in ADAPTIVE
@@ -537,14 +460,6 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
     none, whole = xp.zeros_like(start), xp.ones_like(rates[0])
     given, *_ = fold(step, (none, whole, none) if adaptive else (none, whole), settings.local_steps, like=start)
     return (given / reach.astype(wide)).reshape(-1)
-
-
-def into_ball(xp: Any, x: Array, bound: float) -> Array:
-    """Rows no longer than the bound; one with an entry that is not finite is the zero sample."""
-    usable = (abs(x) <= 1e9).all(axis=-1, keepdims=True)
-    whole = xp.where(usable, x, 0)
-    size = xp.sqrt((whole * whole).sum(axis=-1, keepdims=True))
-    return whole * (bound / xp.maximum(size, bound))
 
 
 # --- the server ---
@@ -648,14 +563,6 @@ def _close(
     return Step(after, tuple(effects))
 
 
-def settle(task: Task) -> Task:
-    """The task with its grid written in, so that no other implementation has to make the same choice."""
-    fixed = plan(task)
-    if task.privacy.mechanism == "none" or task.privacy.grid is not None:
-        return task
-    return task.with_(privacy=replace(task.privacy, grid=fixed.grid.step))
-
-
 def remarks(task: Task) -> tuple[str, ...]:
     """Who pays by what: for who is about to start a study."""
     fixed = plan(task)
@@ -701,7 +608,7 @@ protocol = Protocol(
     check=plan,
     batch=lambda task: plan(task).settings.batch,
     model=lambda task, state: state.weights,
-    settle=settle,
+    settle=lambda task: pin_grid(task, plan(task).grid),
     expected=expected,
     progress=lambda task, state: Tally(int(state.taken)),
     masked=(MaskedUpdate, UpdateTotal),

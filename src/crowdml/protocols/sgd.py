@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, read_model
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, skellam_variance
-from crowdml.privacy.grid import COARSEST, COUNTS, FINEST, Grid
+from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.privacy.mechanisms import (
     CountLaplace,
@@ -64,16 +64,13 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
+from crowdml.protocols.parts import FINEST_CLIP, choose_grid, longest, pin_grid
 from crowdml.task import StopRule, Task, between, choose, positive, read_section, show
 
-LARGEST_NOISE = 2**15
-"""In grid steps: the scale of the noise one device draws (design, decision 1)."""
 PUBLIC_REACH = 10.0
 """How far the public step rule lets the weights travel: see `public_step`."""
 MOMENTUM = 0.9
 """Of `update = "momentum"`: how much of the last step goes on."""
-FINEST_CLIP = 2**13
-"""In grid steps: a finer grid than this many steps a clip gains nothing that the noise does not hide."""
 
 
 @dataclass(frozen=True)
@@ -205,14 +202,14 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
                 'privacy.mechanism = "discrete-laplace" needs features.norm.kind = "l1": its noise is '
                 'calibrated to the l1 norm. Say "l1", or take "discrete-gaussian".'
             )
-        bound = _longest(model, "l1", norm.bound, settings.clip)
+        bound = longest(model, "l1", float(norm.bound), settings.clip)
         noise_per_clip = laplace_scale(Fraction(2), epsilon["gradient"])
-        grid, clip = _choose_grid(bound, noise_per_clip, privacy.grid)
+        grid, clip = choose_grid("gradient", bound, noise_per_clip, privacy.grid)
         gradient: Mechanism = GridLaplace(clip, epsilon["gradient"], grid, used, blurred)  # eq. (10)
     else:
-        bound = _longest(model, "l2", norm.bound, settings.clip)
+        bound = longest(model, "l2", float(norm.bound), settings.clip)
         rho = rho_for(privacy.epsilon["gradient"], privacy.delta) / privacy.uses
-        grid, clip = _choose_grid(bound, gaussian_sigma(Fraction(2), rho), privacy.grid)
+        grid, clip = choose_grid("gradient", bound, gaussian_sigma(Fraction(2), rho), privacy.grid)
         gradient = GridGaussian(clip, rho, grid, used, blurred)
     table: dict[str, Mechanism] = {"gradient": gradient}
     if "errors" in epsilon:  # eq. (11); the paper's exponent epsilon/2 proves half of what it charges (H5)
@@ -232,13 +229,13 @@ def _masked_table(task: Task, settings: Settings, model: Model) -> tuple[Mapping
     if task.as_published:
         raise TaskError("as_published = true with [masking]: the paper has no masks. Leave one of the two out.")
     honest, epsilon, length = masking.honest, privacy.epsilon, math.prod(model.shape)
-    bound = _longest(model, "l2", task.features.norm.bound, settings.clip)
+    bound = longest(model, "l2", float(task.features.norm.bound), settings.clip)
 
     def share(l2: Fraction, l1: Fraction, row: str) -> Fraction:
         return skellam_variance(l2, l1, epsilon[row], privacy.delta, privacy.uses) / honest
 
     rough = share(Fraction(2 * FINEST_CLIP), l1_of(Fraction(2 * FINEST_CLIP), length), "gradient")
-    grid, clip = _choose_grid(bound, Fraction(math.isqrt(math.ceil(rough)) + 1, FINEST_CLIP), privacy.grid)
+    grid, clip = choose_grid("gradient", bound, Fraction(math.isqrt(math.ceil(rough)) + 1, FINEST_CLIP), privacy.grid)
     l2 = Fraction(2 * clip)
     used, everything = Rows(settings.held_out, settings.batch), Rows(0, settings.batch)
     held_out = Rows(0, settings.held_out or settings.batch)
@@ -256,45 +253,6 @@ def _masked_table(task: Task, settings: Settings, model: Model) -> tuple[Mapping
     return table, grid
 
 
-def _longest(model: Model, norm: Literal["l1", "l2"], bound: Fraction, clip: Fraction | None) -> float:
-    """How long a sample's gradient may be: the model's own bound, or the task's `protocol.clip` where that is less."""
-    if clip is not None and not model.bounded:
-        return float(clip)
-    longest = model.gradient_bound(norm, float(bound))
-    return longest if clip is None else min(longest, float(clip))
-
-
-def _choose_grid(bound: float, noise_per_clip: Fraction, wanted: Fraction | None) -> tuple[Grid, int]:
-    """The finest useful grid whose noise stays within LARGEST_NOISE steps, and the clip in its steps, rounded up."""
-    most = int(LARGEST_NOISE / noise_per_clip)
-    if most < 1:
-        raise TaskError(
-            f"privacy.epsilon.gradient is so small that noise of {float(noise_per_clip):g} clips would leave the grid "
-            f"of {LARGEST_NOISE} steps. Raise it."
-        )
-
-    def clip(step: Fraction) -> int:
-        return int(np.ceil(bound / float(step) * (1 + 1e-6)))
-
-    step = Fraction(1)
-    while bound / step < min(FINEST_CLIP, most) / 2:
-        step /= 2
-    while bound / step > FINEST_CLIP or clip(step) > most:
-        step *= 2
-    if wanted is not None:
-        if wanted <= 0 or (wanted.numerator * wanted.denominator).bit_count() != 1:
-            raise TaskError(f"privacy.grid = {float(wanted):g}: a power of two, such as {float(step):g}.")
-        if wanted < step:
-            raise TaskError(f"privacy.grid = {float(wanted):g}: too fine for this noise; {float(step):g} or coarser.")
-        step = wanted
-    if not FINEST <= step <= COARSEST:
-        raise TaskError(
-            f"features.norm.bound makes gradients as long as {bound:g}, and no grid of 2^-64 to 2^64 fits them. "
-            "Scale the features."
-        )
-    return Grid(step), clip(step)
-
-
 def public_step(task: Task) -> Fraction:
     """The constant c of the step c / sqrt(t), from the task alone: no sample is looked at, so nothing is tuned (R4).
 
@@ -304,7 +262,7 @@ def public_step(task: Task) -> Fraction:
     Ten is a round number, checked on made-up blobs and on MNIST's public images: 3 and 30 are not far from it.
     """
     fixed = plan(task)
-    bound = _longest(fixed.model, "l2", task.features.norm.bound, fixed.settings.clip)
+    bound = longest(fixed.model, "l2", float(task.features.norm.bound), fixed.settings.clip)
     noise = (_deviation(fixed.table["gradient"]) / fixed.used) ** 2 / (task.masking.minimum if task.masking else 1)
     energy = bound**2 + math.prod(fixed.model.shape) * noise
     return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
@@ -549,14 +507,6 @@ def model_weights(task: Task, state: Learning) -> Array:
     return state.memory if plan(task).settings.update == "average" else state.weights
 
 
-def settle(task: Task) -> Task:
-    """The task with its grid written in, so that no other implementation has to make the same choice."""
-    fixed = plan(task)
-    if task.privacy.mechanism == "none" or task.privacy.grid is not None:
-        return task
-    return task.with_(privacy=replace(task.privacy, grid=fixed.grid.step))
-
-
 def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
     """What a check-in may hold. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
     fixed = plan(task)
@@ -588,7 +538,7 @@ protocol = Protocol(
     check=plan,
     batch=lambda task: plan(task).settings.batch,
     model=model_weights,
-    settle=settle,
+    settle=lambda task: pin_grid(task, plan(task).grid),
     expected=expected,
     progress=tally,
     masked=(MaskedGradient, GradientTotal),
