@@ -60,7 +60,9 @@ def test_every_sentence_is_said_somewhere():
         assert direct or joined or name in known or name.startswith("number."), f"nobody says {name}"
 
 
-@pytest.mark.parametrize("task", ["activity", "digits", "mnist", "digits-masked", "digits-mlp", "admm-adult", "gram-mnist"])
+@pytest.mark.parametrize(
+    "task", ["activity", "digits", "mnist", "digits-masked", "digits-mlp", "admm-adult", "gram-mnist"]
+)
 def test_the_promises_of_the_catalogue_are_those_of_the_mechanisms(task: str):
     loaded = load(str(files("crowdml") / "tasks" / f"{task}.toml"))
     for row, mechanism in find(loaded).mechanisms(loaded).items():
