@@ -39,8 +39,10 @@ KEYS = {
     "hamm2017/devices": {"crowd", "alone", "crowd-private"},
     "ours/gram-tables": {"adult-gram", "adult-guo", "adult-majority"},
     "ours/gram-tuning": {"gram-e10-k512"},
+    "ours/local-updates-frontier": {"synthetic-200", "synthetic-200-silent"},
     "ours/masked-tuning": {"masked-e10"},
     "ours/mnist-frontier": {"gram-sample", "no-privacy"},
+    "ours/protocols": {"sgd-local", "sgd-masked", "gram", "local-mlp-device", "gram-seconds"},
 }
 
 

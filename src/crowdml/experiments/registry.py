@@ -86,6 +86,20 @@ FIGURES: dict[str, FigureSpec] = {
             "tuning",
         ),
         FigureSpec(
+            "ours/local-updates-frontier",
+            "A network's accuracy over a device's total epsilon",
+            ("mnist",),
+            "crowdml.experiments.frontiers",
+            "frontier",
+        ),
+        FigureSpec(
+            "ours/protocols",
+            "Every protocol on the same digits",
+            ("mnist",),
+            "crowdml.experiments.frontiers",
+            "protocols",
+        ),
+        FigureSpec(
             "ours/masked-tuning",
             "How the settings of masked cohorts were chosen",
             ("mnist",),
