@@ -206,7 +206,7 @@ def _claims(series: list[Series]) -> tuple[Claim, ...]:
 
 SAMPLE, DEVICE = 1.0, 8.0
 """The honest totals at which protocols are compared: of a sample, and of a whole device."""
-SECONDS = "device seconds"
+SECONDS = "seconds"
 ROUNDS = "rounds"
 
 
@@ -295,7 +295,7 @@ def protocols(quick: bool, trials: int | None, progress: Progress) -> Figure:
         costs = {MAIN: study.bytes_up / devices / 1000, ROUNDS: rounds,
                  SECONDS: rounds * device_seconds(entry.task, data)}  # fmt: skip
         for panel, cost in costs.items():
-            key = entry.key if panel == MAIN else f"{entry.key}-{panel.split()[-1]}"
+            key = entry.key if panel == MAIN else f"{entry.key}-{panel}"
             series.append(over_trials(key, entry.name, (cost,), right, privacy, panel=panel, marks=True))
         notes.append(
             f"{entry.name}: accuracy {right.mean():.3f}; a sample pays ε = {study.cost.epsilon_sample:.3g} and its "
