@@ -1340,8 +1340,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "local updates: long steps called stable",
         LOCAL,
-        "if c * (smooth + l2) > 2:",
-        "if c * (smooth + l2) > 200:",
+        "settings.local_steps > 1 and c * (smooth + l2) > 2",
+        "settings.local_steps > 1 and c * (smooth + l2) > 200",
         f"{STEPPED}test_a_clip_below_the_slope_and_long_steps_void_stability[rate]",
     ),
     Mutant(

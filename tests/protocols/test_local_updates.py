@@ -171,6 +171,12 @@ def test_a_clip_below_the_slope_and_long_steps_void_stability(why):
     assert not plan(task).stable
 
 
+def test_one_step_has_no_path_that_a_sample_could_bend():
+    task = local_task(protocol="rate = { c = 50.0 }")
+    assert plan(task).stable
+    assert stability_of(plan(task).settings, plan(task).model, 1.0, 0.0) == pytest.approx(2 * math.sqrt(2) / 6)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "protocol", "rest", "kind"),
     [

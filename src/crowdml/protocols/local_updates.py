@@ -31,7 +31,7 @@ import numpy as np
 from crowdml.arrays import Array, Integers, Samples, fold, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
-from crowdml.models import Model, make_model
+from crowdml.models import Model, read_model
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, skellam_variance
 from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
@@ -62,7 +62,7 @@ from crowdml.protocol import (
     wait,
 )
 from crowdml.protocols.parts import FINEST_CLIP, choose_grid, into_ball, longest, pin_grid, stable_row
-from crowdml.task import Task, between, choose, positive, read_section
+from crowdml.task import Task, between, choose, positive, read_section, show
 
 RADIUS = 1000.0
 """Where samples pay by stability, a device begins no further from zero: what floats lose is bounded by it."""
@@ -199,18 +199,15 @@ def plan(task: Task) -> Plan:
             "as_published = true: the paper adds noise of a stated deviation and names no epsilon. `crowdml reproduce "
             "hamm2017/fig2` runs it, with its warning and its real price; leave the line out for the sound form."
         )
-    extra = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.model.items()}
-    kind, l2 = str(extra.pop("kind")), extra.pop("l2", 0.0)
-    if not isinstance(l2, (int, float)) or isinstance(l2, bool) or l2 < 0:
-        raise TaskError(f"model.l2 = {l2!r}: a number, 0 or more.")
-    if l2 * float(settings.rate.c) > 1:
+    l2 = task.model.get("l2", 0)
+    if not isinstance(l2, (int, float, Fraction)) or isinstance(l2, bool) or l2 < 0:
+        raise TaskError(f"model.l2 = {show(l2)}: a number, 0 or more.")
+    if l2 * settings.rate.c > 1:
         raise TaskError(
-            f"model.l2 = {l2:g} with protocol.rate.c = {float(settings.rate.c):g}: their product is at most 1, or a "
-            "step overshoots zero. Lower one of them."
+            f"model.l2 = {show(l2)} with protocol.rate.c = {float(settings.rate.c):g}: their product is at most 1, or "
+            "a step overshoots zero. Lower one of them."
         )
-    if task.labels.kind == "number":
-        extra.setdefault("bound", float(task.labels.bound))
-    model = make_model(kind, task.features.dimension, task.classes, **extra)
+    model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound)
     if task.privacy.mechanism != "none":
         for name in sorted(set(task.privacy.epsilon) - {"update"}):
             raise TaskError(f"privacy.epsilon.{name}: local_updates lets out update, and nothing else.")
@@ -284,7 +281,7 @@ def stability_of(settings: Settings, model: Model, bound: float, l2: float) -> f
     if smooth is None or settings.rate.schedule in ADAPTIVE or settings.update_clip is not None:
         return None
     c = float(settings.rate.c)
-    if c * (smooth + l2) > 2:
+    if settings.local_steps > 1 and c * (smooth + l2) > 2:  # one step has no path to bend
         return None
     shape = Plan(settings, model, {}, COUNTS, l2, False, 0.0, True, bound)
     rates, (reach, _) = shape.rates(np, 1), shape.reach(np, 1)
