@@ -212,9 +212,7 @@ def test_a_drawn_crowd_senses_the_rows_that_its_hash_names():
     crowd = drawn(len(dealt.x), 6, 5, seed=3)
     table = np.stack([crowd.held_by(device) for device in range(6)]).astype(np.int32)
     written = Population("iid", table, np.full(6, 5, np.int32), 0)
-    runs = [
-        cohorts.run(task, Holding(dealt.x, dealt.y, each), [1], workers=1)[0].model for each in (crowd, written)
-    ]
+    runs = [cohorts.run(task, Holding(dealt.x, dealt.y, each), [1], workers=1)[0].model for each in (crowd, written)]
     np.testing.assert_array_equal(*runs)
 
 
