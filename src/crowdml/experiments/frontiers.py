@@ -39,6 +39,8 @@ from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task, TaskBu
 
 EPSILONS = (1.0, 4.0, 8.0)
 HIDDEN = 16
+LARGEST_COHORT = 65_536
+"""Of `[masking]`."""
 CLIP = 10.0
 """Of one sample's gradient: far above what occurs; the clip of the whole update is what counts."""
 
@@ -93,6 +95,7 @@ def make_local_task(
         "server_rate": Fraction(repr(choice.server_rate)),
         "momentum": Fraction(repr(choice.momentum)),
     }
+    parts = -(-devices // LARGEST_COHORT)  # a larger crowd meets in several cohorts
     privacy = Privacy(
         "skellam",
         {"update": Fraction(repr(epsilon))},
@@ -108,7 +111,7 @@ def make_local_task(
         model={"kind": "mlp", "hidden": (HIDDEN,), "seed": 1},
         protocol=settings,
         privacy=privacy,
-        masking=Masking(devices, devices),
+        masking=Masking(devices // parts, devices // parts),
     )
 
 

@@ -46,15 +46,18 @@ def draw(figure: Figure, path: Path) -> Path:
             _draw_panel(axis, panel, [series for series in figure.series if panel.key in series.panel.split()])
         for spare in axes.ravel()[count:]:
             spare.set_visible(False)
+        wide = 62 * columns  # characters of a heading
         trials = f"{figure.trials} trials; bands: lowest to highest" if figure.trials > 1 else "one trial"
-        heading = f"{figure.id}: {figure.title}"
+        heading = textwrap.wrap(f"{figure.id}: {figure.title}", wide)
         at: dict[str, Any] = {"ha": "left", "va": "top"}
-        sheet.text(0.012, 1 - 0.1 / height, heading, fontsize=13.5, fontweight="bold", color=INK, **at)
+        sheet.text(0.012, 1 - 0.1 / height, "\n".join(heading), fontsize=13.5, fontweight="bold", color=INK, **at)
         line = f"data: {figure.data}; {trials}. Dashed: as published, with the ε that it really costs."
         outside = dict.fromkeys(name for series in figure.series for name in series.privacy.not_covered)
         line += f" No ε covers: {', '.join(outside)} (JSON: which of them for which curve)." if outside else ""
-        sheet.text(0.012, 1 - 0.42 / height, line, fontsize=9.5, color="#555555", **at)
-        sheet.tight_layout(rect=(0, 0, 1, 1 - 0.66 / height), w_pad=2.5, h_pad=2.0)
+        small, below = textwrap.wrap(line, wide * 3 // 2), 0.17 + 0.25 * len(heading)
+        sheet.text(0.012, 1 - below / height, "\n".join(small), fontsize=9.5, color="#555555", **at)
+        top = below + 0.06 + 0.18 * len(small)
+        sheet.tight_layout(rect=(0, 0, 1, 1 - top / height), w_pad=2.5, h_pad=2.0)
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
         plt.close(sheet)
