@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from crowd import Crowd, make_study, open_crowd
+from local_bench import local_task
 from masked_device import crowd as masked_crowd
 from masked_device import make_masked, through
 
+from crowdml.protocols import settled
 from crowdml.server.limits import Limits
 from crowdml.server.portal.pages import POLICY
 
@@ -164,6 +166,16 @@ def test_a_study_without_counts_and_budget_says_that(tmp_path: Path):
             assert fact in words_of(page), fact
         assert re.findall(r'data-chart="([^"]+)"', page) == ["check-ins", "devices"], "and no empty boxes"
         assert 'data-live="error"' not in page
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(1.0, "at most 73.1% of the time"), (8.0, "is a weak one")])
+def test_a_study_that_protects_devices_whole_says_so(tmp_path: Path, epsilon: float, said: str):
+    task = settled(local_task(unit="device", epsilon=epsilon))
+    with open_crowd(tmp_path / "data", task) as crowd:
+        seen = words_of(crowd.browser().get(f"/studies/{task.hash.hex()[:12]}").text)
+    assert "This study protects your device as a whole" in seen
+    assert said in seen
+    assert "promise for each sample" not in seen
 
 
 def test_before_the_first_check_in_there_is_nothing_to_draw(crowd: Crowd):
