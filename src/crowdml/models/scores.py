@@ -82,7 +82,7 @@ def clipped_sum(x: Array, slope: Array, clip: float) -> Array:
     A gradient is the outer product of x and its slope, so |gradient| = |x| |slope|: the slopes are scaled, and no
     sample's own gradient is ever written down.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         squares = (x * x).sum(-1) + x.shape[-1] * np.finfo(x.dtype).tiny  # squares that vanish must not hide a length
         slopes = slope * slope if slope.ndim == 1 else (slope * slope).sum(-1)
         factor = shrinking(squares * slopes, clip)
