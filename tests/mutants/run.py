@@ -97,7 +97,9 @@ def run_tests(folder: str, tests: tuple[str, ...], words: str) -> None:
     if not Path(crowdml.__file__).is_relative_to(folder):
         raise SystemExit(NOT_THE_COPY)
     options = ["-x", "-p", "no:xdist", "--hypothesis-seed=0", "--no-header", "--tb=line"]
-    raise SystemExit(int(pytest.main([*options, *tests])))
+    code = int(pytest.main([*options, *tests]))
+    sys.stdout.flush()
+    os._exit(code)  # what else could end badly on the way out is not the test's answer
 
 
 def make_copy(folder: Path) -> Copy:

@@ -883,13 +883,6 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{DEVICE}test_a_round_far_above_all_that_a_server_can_have_come_to_is_waited_out",
     ),
     Mutant(
-        "a batch without a draw counts as given",
-        "device/rounds.py",
-        "        return phase in DRAWN\n",
-        "        return phase is not None\n",
-        f"{DEVICE}test_a_round_that_ends_before_the_draw_costs_nothing_and_the_batch_goes_to_the_next",
-    ),
-    Mutant(
         "a draw that came to nothing is drawn again",
         "device/rounds.py",
         "DRAWN = (MASKED, AGREED, REVEALED)",
