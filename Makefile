@@ -13,10 +13,10 @@ demo: $(READY)
 	@$(VENV)/bin/crowdml demo
 
 test: $(READY)
-	@$(RUN) -m pytest -m "not slow and not kill and not postgres and not browser" -n auto --dist loadgroup
+	@$(RUN) -m pytest -m "not slow and not kill and not postgres and not browser" -n auto
 
 test-all: $(READY)
-	@$(RUN) -m pytest -m "slow or kill or postgres or browser" -n auto --dist loadgroup
+	@$(RUN) -m pytest -m "slow or kill or postgres or browser" -n auto
 	@$(MAKE) -s mutants > /dev/null
 	@$(MAKE) -s lint
 

@@ -18,7 +18,6 @@ from crowdml.experiments.hamm2015 import Case, _central_label
 from crowdml.experiments.registry import FIGURES, listing, reproduce
 from crowdml.experiments.tuning import TABLES
 
-pytestmark = pytest.mark.xdist_group("figures")  # one process makes each of them, once
 IDS = sorted(FIGURES)
 SOUND = {"crowd-sound-e10", "crowd-sound-e1"}
 KEYS = {
