@@ -56,7 +56,7 @@ def is_number(value: object) -> bool:
 
 
 @pytest.mark.parametrize("id_", IDS)
-def test_a_figures_json_is_strict_and_has_exactly_the_shape_of_the_design(id_: str) -> None:
+def test_a_figures_json_has_the_shape_of_the_design_its_keys_and_its_tables_on_the_page(id_: str) -> None:
     found = json.loads(json.dumps(quick(id_).to_json(), allow_nan=False))
     assert set(found) == {"id", "seconds", "data", "trials", "series", "claims"}
     assert found["id"] == id_
@@ -78,14 +78,23 @@ def test_a_figures_json_is_strict_and_has_exactly_the_shape_of_the_design(id_: s
         assert set(claim) == {"key", "text", "paper", "ours", "holds"}
         assert isinstance(claim["holds"], bool)
         assert is_number(claim["ours"])
+    _has_the_keys_that_others_look_for(quick(id_))
+    _has_both_tables_on_the_page_of_figures(quick(id_))
 
 
-@pytest.mark.parametrize("id_", IDS)
-def test_a_figure_has_the_keys_that_others_look_for(id_: str) -> None:
-    figure = quick(id_)
-    assert {series.key for series in figure.series} >= KEYS[id_]
+def _has_the_keys_that_others_look_for(figure: Figure) -> None:
+    assert {series.key for series in figure.series} >= KEYS[figure.id]
     assert figure.claims
     assert figure.notes
+
+
+def _has_both_tables_on_the_page_of_figures(figure: Figure) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    section = page.partition(f"`crowdml reproduce {figure.id}`\n")[2].partition("\n## ")[0]
+    assert section, f"docs/figures.md has no section for {figure.id}"
+    heads = [line for line in section.splitlines() if line.startswith(("| key |", "| claim |"))]
+    assert heads == [line for line in figure.to_markdown().splitlines() if line in heads]
+    assert len(heads) == 2
 
 
 @pytest.mark.parametrize("id_", sorted(id_ for id_ in KEYS if KEYS[id_] >= SOUND))
@@ -147,16 +156,6 @@ def test_tables_of_a_figure_are_markdown_that_the_page_of_figures_holds() -> Non
         "| `k`: of \\|x\\| | 0.1 | 0.250 | **no** |",
         "| `l`: other |  | 1.000 | yes |",
     ]
-
-
-def test_the_page_of_figures_has_both_tables_of_every_figure() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
-    for id_ in IDS:
-        section = page.partition(f"`crowdml reproduce {id_}`\n")[2].partition("\n## ")[0]
-        assert section, f"docs/figures.md has no section for {id_}"
-        heads = [line for line in section.splitlines() if line.startswith(("| key |", "| claim |"))]
-        assert heads == [line for line in quick(id_).to_markdown().splitlines() if line in heads]
-        assert len(heads) == 2
 
 
 def test_curves_without_noise_have_no_epsilon() -> None:
