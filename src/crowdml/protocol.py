@@ -7,7 +7,7 @@ device, or ten thousand in a compiled loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any, Generic, TypeVar
@@ -100,6 +100,8 @@ class Context:
     masked: Callable[[str, Private[Any]], Masked[Integers]] = _shut_masked
     trip: int | Integers = 0
     """How many check-ins of this task the device made before: public, for the server counts them too."""
+    place: int | Integers = -1
+    """Where in the task's public list of places this device stands; -1: nowhere."""
 
 
 Handler = Callable[[Task, Any, Any, Context], Step[Any]]
@@ -155,6 +157,15 @@ class Noisy:
 
 
 @record
+class Kept:
+    """The samples of the last batches that a device gave: x [h, b, d], y [h, b], and the number of each, numbers [h]."""
+
+    x: Array
+    y: Array
+    numbers: Integers
+
+
+@record
 class Tally:
     """How a task goes, from releases alone: mistakes (one count), and labels (a count for each cell), since its start.
 
@@ -199,10 +210,29 @@ class Protocol:
     masked: tuple[type, type] | None = None
     """What one device says under masks (every field `Masked`), and what the server hears of a cohort: the same fields
     added up, `devices` (the survivors) and `version` (of the publication that the cohort used)."""
+    peers: Callable[[Task], Sequence[tuple[int, ...]]] | None = None
+    """For each place of the task, the places that a device there writes to and hears from: the server relays what they
+    say (`address_of` them, and of nobody else). None, or none of them: all that is said is said to the server."""
+    keeps: Callable[[Task], int] = lambda task: 0
+    """Of how many batches a device keeps the samples that it gave: `learn` needs them, and they never leave."""
+    learn: Callable[[Task, Any, Kept, int], Any] | None = None
+    """What a device makes for itself of its own samples and of what it heard (its state): `models.clusters.Voters`, which
+    never leave. None where devices use what the server publishes."""
 
     def __post_init__(self) -> None:
         if self.masked is not None:
             check_pair(*self.masked)
+
+
+def place_of(address: Address) -> int:
+    """The place that `@17` names; -1 where it names none."""
+    digits = address[1:]
+    return int(digits) if address[:1] == "@" and digits.isascii() and digits.isdecimal() else -1
+
+
+def address_of(place: int) -> Address:
+    """A device by where it stands in the task's list of places, whoever it is: that is how peers write to it."""
+    return f"@{place}"
 
 
 def wait(task: Task, ctx: Context) -> Step[None]:

@@ -40,15 +40,31 @@ class Bound:
         positive("features.norm.bound", self.bound)
 
 
+WIDE = Fraction(10**6)
+"""The ball of windows whose task names none: they never leave a device, and raw readings are not shortened by it."""
+QUIET = {"quiet": True}
+"""Metadata of a key that came later: at its default it is left out of the published form, so old hashes stand."""
+
+
 @record
 class Features:
+    """`dimension` and `norm`; of `windows`, how many values one has, and how far ahead its label lies (`horizon`)."""
+
     dimension: int
-    norm: Bound
+    norm: Bound = None  # pyright: ignore[reportAssignmentType]  windows have a ball of their own
     kind: str = "vector"
+    horizon: int = field(default=1, metadata=QUIET)
 
     def __post_init__(self) -> None:
-        choose("features.kind", self.kind, ("vector", "accelerometer-spectrum"))
+        choose("features.kind", self.kind, ("vector", "accelerometer-spectrum", "windows"))
+        if self.norm is None:  # pyright: ignore[reportUnnecessaryComparison]
+            if self.kind != "windows":
+                raise TaskError(f"features.norm is missing. {Bound.__doc__}")
+            object.__setattr__(self, "norm", Bound("l2", WIDE))
+        if self.horizon != 1 and self.kind != "windows":
+            raise TaskError(f'features.horizon = {self.horizon}: only features.kind = "windows" look ahead.')
         between("features.dimension", self.dimension, 1, 1_000_000)
+        between("features.horizon", self.horizon, 1, 1_000_000)
         if self.kind == "accelerometer-spectrum" and self.dimension != SPECTRUM:
             raise TaskError(
                 f"features.dimension = {self.dimension}: an accelerometer-spectrum has {SPECTRUM} numbers, and a model "
@@ -58,11 +74,12 @@ class Features:
 
 @record
 class Labels:
-    """Classes by name, or `kind = "number"` with a bound on its size."""
+    """Classes by name, or `kind = "number"` with a bound on its size. `bins`: the edges between classes of readings."""
 
     classes: tuple[str, ...] = ()
     kind: str = "class"
     bound: Fraction = Fraction(1)
+    bins: tuple[Fraction, ...] = field(default=(), metadata=QUIET)
 
     def __post_init__(self) -> None:
         choose("labels.kind", self.kind, ("class", "number"))
@@ -73,6 +90,14 @@ class Labels:
             raise TaskError('labels.classes and labels.kind = "number" exclude each other: keep one of them.')
         for name in self.classes:
             readable("labels.classes", name, lines=False)
+        if not self.bins:
+            return
+        edges = [float(edge) for edge in self.bins]
+        if len(edges) + 1 != len(self.classes) or sorted({*edges}) != edges:
+            raise TaskError(
+                f"labels.bins = {edges}: the edges between {len(self.classes)} classes, {len(self.classes) - 1} of "
+                "them, each above the one before."
+            )
 
 
 @record
@@ -85,10 +110,6 @@ class TaskBudget:
     def __post_init__(self) -> None:
         positive("privacy.budget.epsilon", self.epsilon)
         between("privacy.budget.samples", self.samples, 1, 10**12)
-
-
-QUIET = {"quiet": True}
-"""Metadata of a key that came later: at its default it is left out of the published form, so old hashes stand."""
 
 
 @record
@@ -169,6 +190,27 @@ class StopRule:
             raise TaskError(f"stop.error = {float(self.error):g}: an error rate between 0 and 1.")
 
 
+MOST_PLACES = 4_096
+"""Every device works out who is near whom: the square of this many distances."""
+LONGEST_NAME = 64
+
+
+@record
+class Place:
+    """`name`, `lat` and `lon` in degrees: where a device stands, for everybody to read."""
+
+    name: str
+    lat: Fraction
+    lon: Fraction
+
+    def __post_init__(self) -> None:
+        readable("places.name", self.name, lines=False)
+        if not 0 < len(self.name) <= LONGEST_NAME:
+            raise TaskError(f"places.name = {self.name!r}: between 1 and {LONGEST_NAME} characters.")
+        between("places.lat", self.lat, -90, 90)
+        between("places.lon", self.lon, -180, 180)
+
+
 @record(eq=False)
 class Task:
     """A learning problem: a protocol and its public parameters. Equal if and only if the hash is equal."""
@@ -185,8 +227,16 @@ class Task:
     stop: StopRule = field(default_factory=StopRule)
     as_published: bool = False
     masking: Masking | None = field(default=None, metadata=QUIET)
+    places: tuple[Place, ...] = field(default=(), metadata=QUIET)
 
     def __post_init__(self) -> None:
+        names = [place.name for place in self.places]
+        if len(names) > MOST_PLACES or len({*names}) < len(names):
+            raise TaskError(f"places: at most {MOST_PLACES:,}, each with a name of its own; these are {len(names):,}.")
+        if (self.features.kind == "windows") != bool(self.labels.bins):
+            raise TaskError(
+                'features.kind = "windows" and labels.bins go together: a window\'s label is the bin of a later reading.'
+            )
         if self.masking is not None and self.privacy.mechanism not in ("skellam", "none"):
             raise TaskError(
                 f'privacy.mechanism = "{self.privacy.mechanism}" with [masking]: shares of noise must add up to noise '
@@ -345,7 +395,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is str and isinstance(value, str):
         return value
     names = {int: "a whole number", Fraction: "a number", float: "a number", str: "a text", bool: "true or false"}
-    raise TaskError(f"{where} = {show(value)}: expected {names.get(hint, 'a list of texts')}.")
+    lists = {str: "a list of texts", Fraction: "a list of numbers"}
+    wanted = names.get(hint) or lists.get(next(iter(arguments), str), "a list of tables")
+    raise TaskError(f"{where} = {show(value)}: expected {wanted}.")
 
 
 def _keys(cls: type) -> str:

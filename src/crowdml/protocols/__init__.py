@@ -13,7 +13,7 @@ from crowdml.task import Task
 class _Protocols(Mapping[str, Protocol]):
     """Each is imported when it is asked for: a device needs one of them, and starts faster without the others."""
 
-    names = ("admm", "gram", "local_updates", "sgd")
+    names = ("admm", "gram", "local_updates", "proportions", "sgd")
 
     def __getitem__(self, name: str) -> Protocol:
         if name not in self.names:

@@ -32,6 +32,8 @@ LARGEST_ENVELOPE = LARGEST_BODY + LARGEST_AROUND + MOST_RECIPIENTS * (LONGEST_AD
 """Bytes, with the signature. A server may take less: `open_signed(data, limit=...)`."""
 KIND = re.compile(r"[a-z][a-z0-9_]*(?:/[a-z0-9_]+)*/[1-9][0-9]*")
 """'sgd/gradient/1': protocol, message, version."""
+PLACE = re.compile(r"@(?:0|[1-9][0-9]{0,5})")
+"""Whoever stands at this place of the task's list."""
 
 
 @record
@@ -161,8 +163,8 @@ def _read_recipients(reader: Reader) -> frozenset[str]:
     to: list[str] = []
     for _ in range(count):
         address = reader.text("an address in `to`", LONGEST_ADDRESS)
-        if address != SERVER and not ID.fullmatch(address):
-            reader.fail("an address in `to` must be 'server' or a device id")
+        if address != SERVER and not ID.fullmatch(address) and not PLACE.fullmatch(address):
+            reader.fail("an address in `to` must be 'server', a device id, or a place such as '@17'")
         if to and address <= to[-1]:
             reader.fail("the addresses in `to` must be sorted, each once")
         to.append(address)
