@@ -14,7 +14,7 @@ from crowdml.privacy.private import Private, Release, Rows, Stamp
 from crowdml.protocol import quote
 from crowdml.protocols import admm, find
 from crowdml.protocols.admm import Centre, Update, plan
-from crowdml.server.runner import pack_state, unpack_state
+from crowdml.wire.states import pack_state, unpack_state
 
 TASK = admm_task()
 BATCH = samples(1, classes=2)

@@ -19,8 +19,8 @@ from crowdml.privacy.sensitivity import L2
 from crowdml.protocol import Context, Sensed, Woken, advance, quote
 from crowdml.protocols import find, sgd
 from crowdml.protocols.sgd import Gradient, Params, plan, progress
-from crowdml.server.runner import pack_state, unpack_state
 from crowdml.task import parse
+from crowdml.wire.states import pack_state, unpack_state
 
 TASK = parse(task_text())
 BATCH = samples(1)

@@ -15,13 +15,14 @@ from process import Server
 from crowdml.messages import SERVER, Envelope, encode
 from crowdml.privacy.private import RECEIVED, Release
 from crowdml.protocols.sgd import Gradient
-from crowdml.server.runner import Fold, TaskRunner, pack_state
+from crowdml.server.runner import Fold, TaskRunner
 from crowdml.storage.server import Store
 from crowdml.wire.envelopes import open_signed, pack_envelope
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.receipts import chain_next, chain_start
 from crowdml.wire.statements import Statement
+from crowdml.wire.states import pack_state
 
 TASK = make_task()
 NOW = "2025-01-31T12:00:00.000000+00:00"

@@ -26,6 +26,7 @@ from crowdml.secagg import server as masking
 from crowdml.secagg.messages import Masked
 from crowdml.secagg.server import ServerRound
 from crowdml.secagg.terms import Terms, terms_of
+from crowdml.server.relay import relay_of
 from crowdml.server.rounds import Rounds, check_size
 from crowdml.storage.server import Entry, JournalRow, Publication, Refused, RoundMessage, RoundRow, Snapshot, Store
 from crowdml.task import Task, from_canonical
@@ -35,6 +36,7 @@ from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import chain_next, chain_start, sign_receipts
 from crowdml.wire.statements import Statement, is_plausible
+from crowdml.wire.states import pack_state, unpack_state
 from crowdml.wire.validate import decode_message, decode_messages
 
 Answer = tuple[int, bytes] | Problem
@@ -124,6 +126,7 @@ class TaskRunner:
         self.is_masked = self.task.masking is not None and self.fold.protocol.masked is not None
         self._catch_up()
         self.rounds = self._make_rounds(clock) if self.is_masked else None
+        self.relay = relay_of(store, self.task, self.fold.protocol, self.index)
 
     def _make_rounds(self, clock: Callable[[], float]) -> Rounds:
         assert self.task.masking is not None
@@ -194,13 +197,15 @@ class TaskRunner:
                 found[place] = Problem(
                     "stale", f"Version {message.version} was never published; the newest is {newest}."
                 )
+            elif self.relay is not None and not isinstance(message, Problem):
+                found[place] = self.relay.flaw(signed, message) or message
         return found
 
     def _flaw(self, signed: Signed) -> Problem | None:
         """What is wrong with an envelope, whatever it holds."""
         if signed.envelope.task != self.task.hash:
             return Problem("wrong-task", "The envelope names another task than the path.")
-        if signed.envelope.to != TO_SERVER:
+        if self.relay is None and signed.envelope.to != TO_SERVER:
             return Problem("wrong-recipient", "A check-in is addressed to the server alone.")
         if not (is_plausible(signed.statement.device) and is_plausible(signed.statement.dearest)):
             return Problem("wrong-message", "The statement names a loss that no device comes to.")
@@ -215,7 +220,7 @@ class TaskRunner:
         places = [place for place, answer in enumerate(answers) if answer is None]
         received = self.now()
         receipts: list[bytes] = []
-        entries = self.store.append(self.task.hash, [JournalRow.of(batch[place], received) for place in places])
+        entries = self._append([JournalRow.of(batch[place], received) for place in places])
         fresh: list[Entry] = []
         for place, entry in zip(places, entries, strict=True):
             if isinstance(entry, Refused):
@@ -232,6 +237,9 @@ class TaskRunner:
             if isinstance(entry, Entry):
                 answers[place] = (202, receipts[answers[place]]) if entry.is_new else (200, self.receipt(entry))
         return answers
+
+    def _append(self, rows: Sequence[JournalRow]) -> list[Entry | Refused]:
+        return self.store.append(self.task.hash, rows) if self.relay is None else self.relay.post(rows)
 
     # --- a masked task ---
 
@@ -418,21 +426,3 @@ def published(step: Step[Any]) -> Any:
         if isinstance(effect, Publish) and (effect.when is None or bool(effect.when)):
             return effect.message
     return None
-
-
-def pack_state(state: Any) -> bytes:
-    """A role's state as bytes: the same codec as messages."""
-    return encode(state)
-
-
-def unpack_state(like: Any, data: bytes) -> Any:
-    """The state behind the bytes, in the types and shapes of `like`."""
-    fields = msgpack.unpackb(data)
-    found: dict[str, Any] = {}
-    for entry in dataclasses.fields(like):
-        model = np.asarray(getattr(like, entry.name))
-        plain = fields[entry.name]
-        array = np.frombuffer(plain[2], np.dtype(plain[0])) if isinstance(plain, list) else np.asarray(plain)
-        value = array.astype(model.dtype).reshape(model.shape)
-        found[entry.name] = value if model.ndim else value[()]
-    return type(like)(**found)
