@@ -1,0 +1,316 @@
+"""Clusters of a device's own windows, labelled by proportions: k-means, two ways to label, and a vote. NumPy alone.
+
+Stolpe, Morik, ECML PKDD 2011 (LLPC) and Sachweh, Boiar, Liebig 2021: windows are clustered once; each model gives every
+cluster the label that makes the proportions of its batches come out as a device said they are; c + 1 models vote.
+
+Nothing here leaves a device, and nothing may: clusters, labels and predictions come from raw windows, so that each of
+them published would be a release without noise (review, P6). Proportions heard from peers are releases: post-processing
+them is free. All w values of a window have one unit, so they are clustered as they are, without a scale of their own.
+
+Where we differ: a search takes the best of all single changes instead of the first that helps, for all starts at once,
+and its cost does not depend on the number of batches. `class_shares` solves for the share of each class in a cluster,
+with the known variance of the noise, instead of for one label a cluster.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers
+from crowdml.errors import UnknownName
+from crowdml.models.proportions import Rule, project, proportions
+from crowdml.records import record
+
+__all__ = [
+    "SOLVERS",
+    "Solver",
+    "Voters",
+    "assign",
+    "class_shares",
+    "fit",
+    "k_means",
+    "label_clusters",
+    "members",
+    "predict",
+    "verdicts",
+]
+
+Solver = Literal["search", "shares"]
+SOLVERS: tuple[Solver, ...] = ("search", "shares")
+
+
+# --- clusters ---
+
+
+def k_means(x: Array, k: int, *, seed: int, starts: int = 1, iterations: int = 100) -> Array:
+    """Centres [k, w] of x [n, w], finite and n at least 1: the best of several starts, by the sum of squared distances.
+
+    Each start is k-means++ with the best of several candidates a place (Arthur, Vassilvitskii 2007), then Lloyd's steps
+    until nothing changes. A centre that nothing is nearest to stays where it is; where x has fewer than k distinct
+    rows, some centres are equal, and the first of them has the members.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    middle = x.mean(axis=0)
+    points = _with_ones(x - middle)  # near zero, where products lose least
+    best, least = np.zeros((k, x.shape[1])), np.inf
+    for start in range(starts):
+        centres, inertia = _lloyd(points, _spread_out(points, k, _uniform(seed, start, k, CANDIDATES)), iterations)
+        if inertia < least:
+            best, least = centres, inertia
+    return best + middle
+
+
+CANDIDATES = 5
+"""Points tried for each next centre of a start; 2 + log k, as is usual, for k near 16."""
+
+
+def assign(centres: Array, x: Array) -> Integers:
+    """The nearest centre of each row: centres [k, w], x [n, w] -> [n] int32, the first of equals."""
+    centres, x = np.asarray(centres, dtype=np.float64), np.asarray(x, dtype=np.float64)
+    middle = centres.mean(axis=0)
+    return _nearest(_with_ones(x - middle), centres - middle).astype(np.int32)
+
+
+def members(assignment: Integers, batches: int, k: int) -> Integers:
+    """How many samples of each batch are in each cluster: assignment [h b], batch after batch -> [h, k] int32."""
+    cells = np.asarray(assignment).reshape(batches, -1) + k * np.arange(batches)[:, None]
+    return np.bincount(cells.ravel(), minlength=batches * k).reshape(batches, k).astype(np.int32)
+
+
+def _with_ones(x: Array) -> Array:
+    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
+
+
+def _nearest(points: Array, centres: Array) -> Array:
+    """points [n, w + 1], ones last; |x - c|^2 = |x|^2 - 2 (x.c - |c|^2 / 2): the largest bracket, in one product."""
+    halves = (centres * centres).sum(axis=1, keepdims=True) / -2
+    return (points @ np.concatenate([centres, halves], axis=1).T).argmax(axis=1)
+
+
+def _lloyd(points: Array, centres: Array, iterations: int) -> tuple[Array, float]:
+    """Lloyd's steps from these centres [k, w] over points [n, w + 1]: the last centres, and the sum of squares."""
+    k, columns = len(centres), np.ascontiguousarray(points[:, :-1].T)
+    nearest = _nearest(points, centres)
+    for _ in range(iterations):
+        sizes = np.bincount(nearest, minlength=k)
+        sums = np.stack([np.bincount(nearest, column, k) for column in columns], axis=1)
+        centres = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centres)
+        before, nearest = nearest, _nearest(points, centres)
+        if (before == nearest).all():
+            break
+    return centres, float(((columns.T - centres[nearest]) ** 2).sum())
+
+
+def _spread_out(points: Array, k: int, chance: Array) -> Array:
+    """k-means++: each next centre far from those there are, the best of the candidates that chance [k, tries] names."""
+    x = points[:, :-1]
+    squares = (x * x).sum(axis=1)
+    found = [int(chance[0, 0] * len(x))]
+    left = np.maximum(squares + squares[found[0]] - 2 * (x @ x[found[0]]), 0)
+    for place in range(1, k):
+        share = np.cumsum(left)
+        tried = np.minimum(np.searchsorted(share, chance[place] * share[-1], side="right"), len(x) - 1)
+        remain = np.minimum(np.maximum(squares + squares[tried, None] - 2 * (x[tried] @ x.T), 0), left)
+        best = int(remain.sum(axis=1).argmin())
+        found.append(int(tried[best]))
+        left = remain[best]
+    return x[found]
+
+
+def _uniform(seed: int, stream: int, *shape: int) -> Array:
+    """Numbers in [0, 1) for a public seed, the same on every machine: a hash of (seed, stream, place), 53 bits each.
+
+    Not noise: nothing that must be private rests on it.
+    """
+    place = np.arange(np.prod(shape, dtype=np.int64), dtype=np.uint64)
+    word = np.zeros_like(place)
+    for more in (np.full_like(place, seed & (2**64 - 1)), np.full_like(place, stream), place):
+        word = (word ^ more) + np.uint64(0x9E3779B97F4A7C15)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        word ^= word >> np.uint64(31)
+    return ((word >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
+
+
+# --- labels ---
+
+
+def label_clusters(
+    members: Array, proportions: Array, *, restarts: int, seed: int, weights: Array | None = None
+) -> Integers:
+    """One label a cluster, [k], from members [h, k] of batches and their proportions [h, classes].
+
+    The loss is the mean over batches and classes of (given - implied)^2, implied = members / batch summed over the
+    clusters of a class; weights [h] where batches count differently, 0 for one that was not heard. From each of
+    `restarts` random labellings the best single change is made until none helps; the best end is the answer.
+    """
+    weights = np.ones(len(members)) if weights is None else np.asarray(weights, dtype=np.float64)
+    return _search(*_moments(members, np.asarray(proportions)[None], weights[None]), restarts, seed)[0]
+
+
+def _moments(members: Array, given: Array, weights: Array) -> tuple[Array, Array]:
+    """All that the loss needs of the batches: M^T W M [models, k, k] and M^T W Q [models, k, classes].
+
+    members [h, k], given [models, h, classes], weights [models, h].
+    """
+    share = members / np.maximum(np.asarray(members).sum(axis=1, keepdims=True), 1)
+    scale = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    weighted = share.T * scale[:, None, :]
+    return weighted @ share, weighted @ given
+
+
+def _search(gram: Array, cross: Array, restarts: int, seed: int) -> Integers:
+    """The best labels [models, k] from `restarts` starts each, all at once.
+
+    With Z the labels as a matrix [k, classes], the loss is tr Z'GZ - 2 tr Z'A and a constant. Moving cluster j from
+    class a to d changes it by 2 (T[j, d] - T[j, a] + G[j, j]), T = GZ - A: all changes cost k x classes numbers.
+    """
+    models, k, classes = cross.shape
+    runs = models * restarts
+    drawn = (_uniform(seed, 1 << 32, restarts, k) * classes).astype(np.int64)
+    labels = np.tile(drawn, (models, 1))  # each model has the same starts
+    gram_of = np.repeat(np.arange(models), restarts)
+    slope = gram[gram_of] @ (labels[:, :, None] == np.arange(classes)).astype(np.float64) - cross[gram_of]
+    own = np.diagonal(gram, axis1=1, axis2=2)[gram_of]
+    least = 1e-12 * np.maximum(own.max(axis=1), 1e-300)
+    going = np.arange(runs)
+    rows = np.arange(k)
+    while len(going):
+        here = slope[going]
+        now = np.take_along_axis(here, labels[going][:, :, None], axis=2)
+        change = (here - now + own[going][:, :, None]).reshape(len(going), -1)
+        best = change.argmin(axis=1)
+        helps = change[np.arange(len(going)), best] < -least[going]
+        going, best = going[helps], best[helps]
+        cluster, to = best // classes, best % classes
+        pull = gram[gram_of[going], cluster]
+        slope[going, :, labels[going, cluster]] -= pull
+        slope[going, :, to] += pull
+        labels[going, cluster] = to
+    ends = np.arange(runs)[:, None]
+    loss = (slope[ends, rows, labels] - cross[gram_of[:, None], rows, labels]).sum(axis=1).reshape(models, restarts)
+    chosen = loss.argmin(axis=1) + restarts * np.arange(models)
+    usual = cross.sum(axis=1).argmax(axis=1)  # rows of M sum to one: the largest class of all
+    seen = np.diagonal(gram, axis1=1, axis2=2) > 0
+    return np.where(seen, labels[chosen], usual[:, None]).astype(np.int32)  # no batch says anything of the others
+
+
+def class_shares(
+    members: Array, proportions: Array, *, batch: int, variance: float, weights: Array | None = None
+) -> Array:
+    """The share of each class in each cluster, [k, classes] on the simplex: least squares with the noise taken in.
+
+    members [h, k]; proportions [h, classes] as they came, counts / batch: rows that were projected or shrunk are
+    biased, and sums over batches do not mend that. `variance` is that of one count's noise; 0 for counts without any.
+    Weights as in `label_clusters`. A cluster's label is its largest share. Where noise hides all, each has the mean.
+    """
+    weights = np.ones(len(members)) if weights is None else np.asarray(weights, dtype=np.float64)
+    moments = _moments(members, np.asarray(proportions)[None], weights[None])
+    return _shares(*moments, weights[None].sum(axis=1), np.full(1, variance / batch**2), batch)[0]
+
+
+WITHIN = 0.3
+"""Part of the labels' variance that is left within clusters. Anything from 0.1 to 1 does as well (made-up traffic)."""
+STEPS = 200
+"""Of projected gradient. On made-up traffic 3,000 move shares by 0.05 at most, and 4 labels in a thousand."""
+
+
+def _shares(gram: Array, cross: Array, heard: Array, noise: Array, batch: int) -> Array:
+    """Minimise |Q - M P|^2 h / v + |P - mean|^2 / t over P [models, k, classes] with rows on the simplex.
+
+    v is the variance of a proportion, from its noise and from what differs within a cluster; t that of a share between
+    clusters as if each had one label, mean (1 - mean). Both come from releases and the task: nothing is tuned.
+    Accelerated projected gradient (Beck, Teboulle 2009) from the solution without the constraint.
+    """
+    k = gram.shape[-1]
+    mean = project(cross.sum(axis=1))  # rows of M sum to one
+    between = np.maximum((mean * (1 - mean)).mean(axis=1), 1e-9)
+    weight = ((noise + WITHIN * between / batch) / (between * np.maximum(heard, 1)))[:, None, None]
+    curve = gram + weight * np.eye(k)
+    pull = cross + weight * mean[:, None, :]
+    step = 1 / np.linalg.eigvalsh(curve)[:, -1, None, None]
+    shares = ahead = project(np.linalg.solve(curve, pull))
+    pace = 1.0
+    for _ in range(STEPS):
+        last, shares = shares, project(ahead - step * (curve @ ahead - pull))
+        faster = (1 + (1 + 4 * pace * pace) ** 0.5) / 2
+        ahead = shares + (pace - 1) / faster * (shares - last)
+        pace = faster
+    return shares
+
+
+# --- the vote ---
+
+
+@record
+class Voters:
+    """One device's models: all have its clusters, and each labels them by the proportions of one device.
+
+    centres [k, w]; labels [models, k] int32, its own model first; a row of -1 stands for a peer that was not heard.
+    """
+
+    centres: Array
+    labels: Integers
+
+
+def verdicts(voters: Voters) -> Integers:
+    """The label that most models give each cluster, [k] int32. Of equals the device's own, or else the smallest."""
+    votes = (voters.labels[:, :, None] == np.arange(voters.labels.max() + 1)).sum(axis=0)
+    ahead = votes == votes.max(axis=1, keepdims=True)
+    own = voters.labels[0]
+    kept = np.take_along_axis(ahead, own[:, None], axis=1)[:, 0]
+    return np.where(kept, own, ahead.argmax(axis=1)).astype(np.int32)
+
+
+def predict(voters: Voters, x: Array) -> Integers:
+    """The vote on the cluster of each row: x [n, w] -> [n] int32."""
+    return verdicts(voters)[assign(voters.centres, x)]
+
+
+STARTS = 3
+"""Of k-means in `fit`: the sum of squares ends within some 2 % of that of ten starts, in a third of the time."""
+
+
+def fit(
+    x: Array,
+    counts: Array,
+    heard: Array,
+    there: Array,
+    *,
+    k: int,
+    restarts: int,
+    seed: int,
+    variance: float,
+    solver: Solver = "shares",
+    rule: Rule = "raw",
+) -> Voters:
+    """c + 1 models of one device from its own windows, its own counts, and what it heard of its c peers.
+
+    x [h b, w], batch after batch, h at least 1; counts [h, classes] of its own labels, exact; heard [c, h, classes]
+    noisy counts in the same batches; there [c, h] where they came. A peer with no batch has no model. `variance` is
+    that of the noise on one heard count. `rule` treats what was heard, before a search.
+    """
+    counts, heard, there = np.asarray(counts), np.asarray(heard), np.asarray(there, dtype=bool)
+    batches, batch = len(counts), len(x) // len(counts)
+    x = np.asarray(x, dtype=np.float64)
+    x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0)
+    centres = k_means(x, k, seed=seed, starts=STARTS)
+    inside = members(assign(centres, x), batches, k)
+    given = np.zeros((1 + len(heard), *counts.shape))
+    given[0] = counts / batch
+    for peer, those in enumerate(there):
+        given[1 + peer, those] = proportions(heard[peer, those], batch, variance, rule)
+    weights = np.concatenate([np.ones((1, batches)), there])
+    came = weights.sum(axis=1)
+    gram, cross = _moments(inside, given, weights)
+    if solver == "search":
+        labels = _search(gram, cross, restarts, seed)
+    elif solver == "shares":
+        noise = np.full(len(given), variance / batch**2)
+        noise[0] = 0
+        labels = _shares(gram, cross, came, noise, batch).argmax(axis=2)
+    else:
+        raise UnknownName(f"no way to label clusters is called {solver!r}; there are {', '.join(SOLVERS)}.")
+    return Voters(centres, np.where(came[:, None] > 0, labels, -1).astype(np.int32))

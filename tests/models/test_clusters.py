@@ -1,0 +1,254 @@
+"""Clusters, the labels that proportions give them, and the vote."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from crowdml.errors import UnknownName
+from crowdml.models.clusters import (
+    SOLVERS,
+    Voters,
+    assign,
+    class_shares,
+    fit,
+    k_means,
+    label_clusters,
+    members,
+    predict,
+    verdicts,
+)
+
+EDGES = np.array([5, 30, 60, 150])
+
+
+def series(rng: np.random.Generator, level: float, days: int = 30) -> np.ndarray:
+    """Counts of a quarter of an hour with two rush hours a day: made up."""
+    hour = np.arange(96) / 4
+    day = 0.05 + 0.5 * np.exp(-(((hour - 13) / 4.5) ** 2))
+    day += 0.9 * np.exp(-(((hour - 8.3) / 1.3) ** 2)) + 0.8 * np.exp(-(((hour - 17.3) / 1.8) ** 2))
+    return rng.poisson(level * day * np.exp(0.15 * rng.normal(size=(days, 1)))).ravel()
+
+
+def windows_and_labels(values: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = np.lib.stride_tricks.sliding_window_view(values, 6)
+    x = x[: len(x) // batch * batch]
+    y = np.searchsorted(EDGES, x[:, 5], side="right")
+    counts = (y.reshape(-1, batch, 1) == np.arange(5)).sum(axis=1)
+    return x[:, :5].astype(np.float64), y, counts
+
+
+def city(seed: int, batch: int, peers: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A device's windows and labels, and the counts of it and its peers, [1 + peers, h, classes]."""
+    rng = np.random.default_rng(seed)
+    held = [windows_and_labels(series(rng, level), batch) for level in rng.uniform(60, 140, 1 + peers)]
+    return held[0][0], held[0][1], np.array([counts for _, _, counts in held])
+
+
+def inertia(centres: np.ndarray, x: np.ndarray) -> float:
+    return float(((x - centres[assign(centres, x)]) ** 2).sum())
+
+
+def loss(labels, inside: np.ndarray, q: np.ndarray) -> float:
+    share = inside / inside.sum(axis=1, keepdims=True)
+    return float(((share @ np.eye(q.shape[1])[list(labels)] - q) ** 2).mean())
+
+
+# --- clusters ---
+
+
+@pytest.mark.parametrize("k", [2, 16])
+def test_clusters_are_as_tight_as_those_of_scikit_learn(k):
+    cluster = pytest.importorskip("sklearn.cluster")
+    x, _, _ = city(1, 32)
+    theirs = cluster.KMeans(k, n_init=3, random_state=0).fit(x)
+    assert inertia(k_means(x, k, seed=1, starts=3), x) <= 1.03 * theirs.inertia_
+
+
+def test_each_row_goes_to_its_nearest_centre():
+    rng = np.random.default_rng(2)
+    centres, x = rng.normal(size=(7, 3)) + 1000, rng.normal(size=(500, 3)) + 1000
+    far = ((x[:, None] - centres[None]) ** 2).sum(-1)
+    assert (assign(centres, x) == far.argmin(axis=1)).all()
+
+
+def test_centres_are_the_means_of_their_members():
+    x, _, _ = city(3, 32)
+    centres = k_means(x, 16, seed=5)
+    nearest = assign(centres, x)
+    np.testing.assert_allclose(centres, [x[nearest == j].mean(axis=0) for j in range(16)], rtol=1e-9)
+
+
+def test_a_seed_decides_everything_and_more_starts_are_never_worse():
+    x, _, _ = city(4, 32)
+    assert (k_means(x, 16, seed=1, starts=2) == k_means(x, 16, seed=1, starts=2)).all()
+    found = [inertia(k_means(x, 16, seed=1, starts=starts), x) for starts in (1, 2, 4)]
+    assert found == sorted(found, reverse=True)
+    assert len({inertia(k_means(x, 16, seed=seed), x) for seed in range(8)}) > 1
+
+
+@pytest.mark.parametrize("x", [np.zeros((1, 5)), np.full((40, 5), 7.0), np.repeat(np.eye(5) * 100, 8, axis=0)])
+def test_fewer_distinct_rows_than_clusters_leave_nothing_over(x):
+    centres = k_means(x, 8, seed=3)
+    assert np.isfinite(centres).all()
+    assert inertia(centres, x) == pytest.approx(0, abs=1e-9)
+    equal = [np.flatnonzero((centres == centre).all(axis=1))[0] for centre in centres]
+    assert set(assign(centres, x).tolist()) <= set(equal)  # the first of equal centres has the members
+
+
+@given(arrays(np.int64, st.sampled_from([6, 12, 24]), elements=st.integers(0, 4)), st.sampled_from([1, 2, 3, 6]))
+def test_members_are_counted_in_their_batch(assignment, batches):
+    by_hand = [[int((part == j).sum()) for j in range(5)] for part in np.split(assignment, batches)]
+    assert members(assignment, batches, 5).tolist() == by_hand
+
+
+# --- labels ---
+
+
+def test_a_search_mostly_ends_where_trying_all_labellings_does_and_never_below_it():
+    rng = np.random.default_rng(0)
+    k, classes, batches, hits = 6, 3, 12, 0
+    every = np.eye(classes)[list(itertools.product(range(classes), repeat=k))]
+    for trial in range(60):
+        inside = rng.multinomial(20, rng.dirichlet(np.ones(k)), batches)
+        q = inside / 20 @ np.eye(classes)[rng.integers(0, classes, k)] + 0.05 * rng.normal(size=(batches, classes))
+        best = ((inside / 20 @ every - q) ** 2).mean(axis=(1, 2)).min()
+        found = loss(label_clusters(inside, q, restarts=10, seed=trial), inside, q)
+        assert found >= best - 1e-12
+        hits += found <= best + 1e-9
+    assert hits >= 55
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 9))
+def test_no_single_change_improves_what_a_search_found(seed, classes, k):
+    rng = np.random.default_rng(seed)
+    inside = rng.multinomial(16, rng.dirichlet(np.ones(k)), 15)
+    q = rng.dirichlet(np.ones(classes), 15)
+    found = label_clusters(inside, q, restarts=1, seed=seed)
+    reached = loss(found, inside, q)
+    for cluster, other in itertools.product(range(k), range(classes)):
+        changed = np.where(np.arange(k) == cluster, other, found)
+        assert loss(changed, inside, q) >= reached - 1e-9 or inside[:, cluster].sum() == 0
+
+
+def test_exact_proportions_of_pure_clusters_give_their_labels_back():
+    rng = np.random.default_rng(5)
+    truth = rng.integers(0, 4, 8)
+    inside = np.array([rng.multinomial(32, rng.dirichlet(np.full(8, 0.5))) for _ in range(60)])
+    q = inside / 32 @ np.eye(4)[truth]
+    assert (label_clusters(inside, q, restarts=20, seed=1) == truth).all()
+    assert (class_shares(inside, q, batch=32, variance=0.0).argmax(axis=1) == truth).all()
+
+
+def test_batches_without_weight_say_nothing():
+    rng = np.random.default_rng(6)
+    inside = rng.multinomial(32, rng.dirichlet(np.ones(8)), 40)
+    q = rng.dirichlet(np.ones(3), 40)
+    heard = np.arange(40) % 3 > 0
+    lies = np.where(heard[:, None], q, 1e6)
+    few = label_clusters(inside[heard], q[heard], restarts=5, seed=2)
+    assert (label_clusters(inside, lies, restarts=5, seed=2, weights=heard) == few).all()
+    some = class_shares(inside[heard], q[heard], batch=32, variance=5.0)
+    np.testing.assert_allclose(class_shares(inside, lies, batch=32, variance=5.0, weights=heard), some, atol=1e-6)
+
+
+def test_a_cluster_that_no_batch_tells_of_has_the_largest_class():
+    inside = np.array([[4, 4, 0], [2, 6, 0]])
+    q = np.array([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]])
+    assert label_clusters(inside, q, restarts=4, seed=1).tolist() == [0, 1, 1]
+    assert class_shares(inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, 1]
+
+
+def test_shares_are_shares_and_nearer_to_the_truth_than_what_is_drawn_from_noise_alone():
+    x, y, counts = city(7, 32)
+    centres = k_means(x, 16, seed=1)
+    nearest = assign(centres, x)
+    inside = members(nearest, len(counts[0]), 16)
+    truth = np.array([(y[nearest == j, None] == np.arange(5)).mean(axis=0) for j in range(16)])
+    sizes = np.bincount(nearest, minlength=16) / len(x)
+    found = class_shares(inside, counts[0] / 32, batch=32, variance=0.0)
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    assert sizes @ abs(found - truth).sum(axis=1) < 0.4  # of at most 2
+    hidden = class_shares(inside, counts[0] / 32, batch=32, variance=1e9)
+    np.testing.assert_allclose(hidden, np.tile(counts[0].sum(axis=0) / len(x), (16, 1)), atol=1e-3)
+
+
+# --- the vote ---
+
+
+def test_the_vote_is_that_of_most_models_then_the_own_then_the_smallest_label():
+    labels = np.array([
+        [0, 3, 3, 1, 0],
+        [2, 3, 1, 2, 1],
+        [2, 0, 2, 2, 1],
+        [1, 0, -1, 4, 0],
+    ], np.int32)  # fmt: skip
+    assert verdicts(Voters(np.zeros((5, 1)), labels)).tolist() == [2, 3, 3, 2, 0]
+    tied = np.array([[0], [3], [3], [1], [1]], np.int32)
+    assert verdicts(Voters(np.zeros((1, 1)), tied)).tolist() == [1]
+    assert verdicts(Voters(np.zeros((5, 1)), labels[:1])).tolist() == labels[0].tolist()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_peers_that_were_not_heard_have_no_vote_and_the_own_model_always_has_one(solver):
+    x, _, counts = city(8, 32)
+    there = np.ones((3, len(counts[0])), bool)
+    there[1] = False
+    some = fit(x, counts[0], counts[1:], there, k=16, restarts=5, seed=1, variance=0.0, solver=solver)
+    assert (some.labels[2] == -1).all()
+    assert (some.labels[[0, 1, 3]] >= 0).all()
+    without = fit(x, counts[0], counts[[1, 3]], there[[0, 2]], k=16, restarts=5, seed=1, variance=0.0, solver=solver)
+    assert (predict(some, x) == predict(without, x)).all()
+    alone = fit(x, counts[0], counts[:0], there[:0], k=16, restarts=5, seed=1, variance=0.0, solver=solver)
+    deaf = fit(x, counts[0], counts[1:], there & False, k=16, restarts=5, seed=1, variance=0.0, solver=solver)
+    assert (predict(alone, x) == predict(deaf, x)).all()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_device_learns_from_proportions(solver):
+    x, y, counts = city(9, 16)
+    heard = np.repeat(counts[:1], 3, axis=0)  # peers that see what it sees
+    voters = fit(x, counts[0], heard, np.ones((3, len(counts[0])), bool), k=16, restarts=10, seed=1, variance=0.0,
+                 solver=solver)  # fmt: skip
+    most = np.bincount(y).max() / len(y)
+    assert (predict(voters, x) == y).mean() > most + 0.2
+
+
+def test_shares_win_over_a_search_at_equal_epsilon():
+    """On made-up traffic alone: mean over 6 devices of the labels that were right, by peers' noisy proportions only."""
+    right = dict.fromkeys(SOLVERS, 0.0)
+    alpha = np.exp(-0.3 / 2)
+    variance = 2 * alpha / (1 - alpha) ** 2
+    for seed in range(6):
+        x, y, counts = city(20 + seed, 32)
+        rng = np.random.default_rng(seed)
+        noisy = counts[1:] + rng.geometric(1 - alpha, counts[1:].shape) - rng.geometric(1 - alpha, counts[1:].shape)
+        for solver in SOLVERS:
+            voters = fit(x, counts[0], noisy, np.ones(noisy.shape[:2], bool), k=16, restarts=10, seed=1,
+                         variance=variance, solver=solver)  # fmt: skip
+            heard = Voters(voters.centres, voters.labels[1:])
+            right[solver] += (predict(heard, x) == y).mean() / 6
+    assert right["shares"] > right["search"] + 0.02
+
+
+def test_fitting_is_a_function_of_its_arguments_and_forgives_what_is_not_finite():
+    x, _, counts = city(10, 32)
+    there = np.ones((3, len(counts[0])), bool)
+    x[5, 2], x[700] = np.nan, np.inf
+    pair = [fit(x, counts[0], counts[1:], there, k=16, restarts=5, seed=3, variance=1.0) for _ in range(2)]
+    assert (pair[0].labels == pair[1].labels).all()
+    assert (pair[0].centres == pair[1].centres).all()
+    assert np.isfinite(pair[0].centres).all()
+
+
+def test_an_unknown_solver_is_refused_with_those_that_exist():
+    with pytest.raises(UnknownName, match="search, shares"):
+        fit(np.zeros((4, 1)), np.full((1, 2), 2), np.zeros((0, 1, 2)), np.zeros((0, 1)), k=1, restarts=1, seed=1,
+            variance=0.0, solver="guess")  # pyright: ignore[reportArgumentType]  # fmt: skip
