@@ -235,7 +235,7 @@ class Task:
             raise TaskError(f"places: at most {MOST_PLACES:,}, each with a name of its own; these are {len(names):,}.")
         if (self.features.kind == "windows") != bool(self.labels.bins):
             raise TaskError(
-                'features.kind = "windows" and labels.bins go together: a window\'s label is the bin of a later reading.'
+                'features.kind = "windows" and labels.bins go together: a window\'s label is the bin of a later value.'
             )
         if self.masking is not None and self.privacy.mechanism not in ("skellam", "none"):
             raise TaskError(

@@ -102,7 +102,8 @@ def test_the_server_adds_up_what_it_relays_and_says_how_noisy_it_is():
     assert answer.published.counts.tolist() == [-3, 7, 10]
     assert int(answer.published.version) == 2
     tally = PROTOCOL.progress(TASK, one.state)
-    assert tally is not None and tally.labels is not None
+    assert tally is not None
+    assert tally.labels is not None
     assert (tally.check_ins, tally.labels.counts, tally.labels.samples) == (2, (-3, 7, 10), 16)
     assert tally.labels.variance == pytest.approx(2 * 7.835396, rel=1e-6)
     assert PROTOCOL.model(TASK, one.state).sum() == pytest.approx(1)

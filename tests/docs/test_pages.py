@@ -20,7 +20,7 @@ from crowdml.models.make import KINDS as MODELS
 from crowdml.models.make import LINEAR_SETTINGS
 from crowdml.privacy.mechanisms import KINDS as ALONE
 from crowdml.privacy.moments import KINDS as OF_MOMENTS
-from crowdml.protocols import admm, gram, local_updates, sgd
+from crowdml.protocols import admm, gram, local_updates, proportions, sgd
 from crowdml.task import Task
 
 DOCUMENTED: set[str] = set().union(*(page.names for page in REFERENCE))
@@ -52,10 +52,13 @@ SETTINGS = [
     *settings(admm.Settings, "protocol."),
     *settings(gram.Settings, "protocol."),
     *settings(local_updates.Settings, "protocol."),
+    *settings(proportions.Settings, "protocol."),
+    *settings(proportions.Clusters, "model."),
     *(f"model.{name}" for name in ("kind", "l1", "l2", "c", *LINEAR_SETTINGS)),
     *(f"privacy.epsilon.{row}" for row in sgd.mechanisms(find_task("activity"))),
     *(f"privacy.epsilon.{row}" for row in admm.mechanisms(find_task("admm-adult"))),
     *(f"privacy.epsilon.{row}" for row in gram.mechanisms(find_task("gram-mnist"))),
+    "privacy.epsilon.counts",
 ]
 
 

@@ -158,8 +158,8 @@ def _model(task: Task, settings: Settings) -> Clusters | None:
         raise TaskError(f'model.kind = {kind!r}: devices with peers learn "clusters", and nothing else.')
     if task.masking is not None:
         raise TaskError(
-            f"[masking] with protocol.peers = {settings.peers}: peers need what each device says, and under masks there "
-            "are sums alone. Leave one of them out."
+            f"[masking] with protocol.peers = {settings.peers}: peers need what each device says, and under masks "
+            "there are sums alone. Leave one of them out."
         )
     if task.features.kind != "windows":
         raise TaskError(f'features.kind = {task.features.kind!r}: devices with peers learn from "windows" of readings.')
@@ -264,7 +264,7 @@ def variance(row: Mechanism) -> float:
 
 @message("proportions/counted/1")
 class Counted:
-    """The publication: noisy label counts of all batches so far, [classes] int64, and how many check-ins they are of."""
+    """The publication: noisy label counts of all batches so far, [classes] int64, and how many messages are in them."""
 
     counts: Public[Integers]
     version: Public[Integers]
