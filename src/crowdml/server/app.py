@@ -46,6 +46,9 @@ log = logging.getLogger("crowdml.server")
 
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
 TASKS, PUBLICATION, CHECK_IN, ROUND = "/v1/tasks/", "/publication", "/check-in", "/round"
+MAILBOX, PLACES = "/mailbox", "/places/"
+ADDRESS = 8
+"""Bytes of the longest place in an envelope's `to`."""
 NOTHING: Message = {"type": "http.response.body", "body": b""}
 UNUSUAL = frozenset((b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto"))
 """Headers with which a check-in or check-out goes through ASGI."""
@@ -71,6 +74,8 @@ def make_app(hub: Hub) -> Front:
         Route("/v1/tasks/{task}/chain", chain_values, methods=["GET"]),
         Route("/v1/tasks/{task}/check-in", in_front, methods=["POST"]),
         Route("/v1/tasks/{task}/round", in_front, methods=["GET", "POST"]),
+        Route("/v1/tasks/{task}/places/{place}", in_front, methods=["POST"]),
+        Route("/v1/tasks/{task}/mailbox", in_front, methods=["GET"]),
         Route("/problems/{slug}", problem_page, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/healthz", health, methods=["GET"]),
@@ -117,6 +122,14 @@ class Front:
                     return
                 if path.endswith(ROUND) and scope["method"] in ("GET", "POST"):
                     await self._round(scope, receive, path, send)
+                    self.addresses.give(address)
+                    return
+                if path.endswith(MAILBOX) and scope["method"] == "GET":
+                    await self._mailbox(scope, path, send)
+                    self.addresses.give(address)
+                    return
+                if PLACES in path and scope["method"] == "POST":
+                    await self._claim(scope, receive, path, send)
                     self.addresses.give(address)
                     return
             scope["crowdml.request"] = secrets.token_hex(6)
@@ -307,10 +320,8 @@ class Front:
         hub, hash_ = self.hub, _hash(path[len(TASKS) : -len(ROUND)])
         rounds = hub.rounds(hash_)  # 404
         if scope["method"] == "GET":
-            device = await signer(hub, scope, b"")  # 401
-            if not await hub.may_read(device, hash_):
-                raise Problem("not-joined", f"Device {device} was not invited to this task.")
-            status, view = 200, hub.look_at(hash_, device, _round_number(scope))  # 410, 429, 503
+            device = await self._member(scope, hash_, b"")  # 401, 403
+            status, view = 200, hub.look_at(hash_, device, _number(scope, "round"))  # 410, 429, 503
         else:
             hub.admit()  # 503, before the body is read
             data = await read_body(scope, receive, largest_message(rounds.terms))  # 413
@@ -318,24 +329,57 @@ class Front:
             if signed.envelope.task != hash_:
                 raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
             status, view = await hub.check_in(signed, posted=True)  # 401, 403, 409, 410, 422, 429, 503, 507
-        headers = [
-            (b"content-type", MSGPACK.encode()),
-            (b"content-length", str(len(view)).encode()),
-            (b"cache-control", b"no-store"),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": view})
+        await _answer(send, status, MSGPACK, view)
+
+    async def _claim(self, scope: Scope, receive: Receive, path: str, send: Send) -> None:
+        """POST /v1/tasks/{hash}/places/{number}: this device stands there from now on. 201 if new, 200 if it did."""
+        hub = self.hub
+        name, _, text = path[len(TASKS) :].partition(PLACES)
+        hash_ = _hash(name)
+        relay = hub.relay(hash_)  # 404
+        if not (text.isascii() and text.isdigit() and len(text) <= 9):
+            raise Problem("not-found", "A place is named by its number in the task's list, from 0.")
+        device = await self._member(scope, hash_, await read_body(scope, receive, 1024))  # 401, 403, 413
+        is_new = await hub.claim(hash_, int(text), device)  # 404, 409, 410, 429, 507
+        said = {"place": int(text), "name": relay.task.places[int(text)].name}
+        await _answer(send, 201 if is_new else 200, JSON, json.dumps(said, ensure_ascii=False).encode())
+
+    async def _mailbox(self, scope: Scope, path: str, send: Send) -> None:
+        """GET /v1/tasks/{hash}/mailbox?after=: what peers wrote to this device's place, after that journal entry."""
+        hash_ = _hash(path[len(TASKS) : -len(MAILBOX)])
+        self.hub.relay(hash_)  # 404
+        device = await self._member(scope, hash_, b"")  # 401, 403
+        after = _number(scope, "after") or 0
+        await _answer(send, 200, MSGPACK, await self.hub.mailbox(hash_, device, after))  # 404, 409, 429
+
+    async def _member(self, scope: Scope, hash_: bytes, body: bytes) -> str:
+        """The device that signed this request, if it joined the task."""
+        device = await signer(self.hub, scope, body)
+        if not await self.hub.may_read(device, hash_):
+            raise Problem("not-joined", f"Device {device} was not invited to this task.")
+        return device
 
 
-def _round_number(scope: Scope) -> int | None:
-    """The round in the query, if there is one."""
+async def _answer(send: Send, status: int, kind: str, body: bytes) -> None:
+    """For one device, and now: nobody keeps it."""
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _number(scope: Scope, name: str) -> int | None:
+    """A number in the query, if it is there."""
     asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    found = asked.get("round", [])
+    found = asked.get(name, [])
     if not found:
         return None
     text = found[0]
     if len(found) > 1 or not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise Problem("bad-request", "`round` is the number of a round, once.")
+        raise Problem("bad-request", f"`{name}` is a whole number, once.")
     return int(text)
 
 
@@ -343,7 +387,8 @@ def largest_check_in(runner: TaskRunner, hub: Hub) -> int:
     """Bytes of the largest check-in that the task could take, or that the operator allows; masked vectors, all."""
     if runner.rounds is not None:
         return largest_masked(runner.rounds.terms)
-    return min(hub.limits.body, LARGEST_AROUND + largest_body(runner.fold.expected))
+    more = 0 if runner.relay is None else ADDRESS * runner.relay.most_recipients
+    return min(hub.limits.body, LARGEST_AROUND + more + largest_body(runner.fold.expected))
 
 
 @lru_cache(maxsize=1024)

@@ -26,6 +26,7 @@ from crowdml.secagg.server import ServerRound
 from crowdml.server import points
 from crowdml.server.codes import new_code
 from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
+from crowdml.server.relay import Relay
 from crowdml.server.rounds import RoundFigures, Rounds
 from crowdml.server.runner import Answer, Fold, Offer, TaskRunner, masked_terms
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
@@ -352,6 +353,42 @@ class Hub:
         if state != "running":
             raise Problem("busy", f"The task is {state}.", retry_after=60)
         return rounds.view(device, number).encode()
+
+    # --- places and letters ---
+
+    def relay(self, hash_: bytes) -> Relay:
+        """The places of a task whose devices hold some; a Problem of any other."""
+        found = self.find(hash_).relay
+        if found is None:
+            raise Problem("not-found", "This task has no places: its devices speak to the server alone.")
+        return found
+
+    async def claim(self, hash_: bytes, place: int, device: str) -> bool:
+        """Let a device stand at a place of the task, durably; whether that is new."""
+        self.relay(hash_)
+        self.polls.take(device, time.monotonic())
+
+        def work() -> bool:
+            if self.states[hash_] == "stopped":
+                raise Problem("task-stopped", self.runners[hash_].reason or "The task was stopped.")
+            if self.is_full():
+                raise Problem("full", "The server's disk is full.", retry_after=300)
+            return self.relay(hash_).claim(place, device)
+
+        return await self.write(work)
+
+    async def mailbox(self, hash_: bytes, device: str, after: int) -> bytes:
+        """What was written to the place where this device stands, after that entry of the journal, as it travels."""
+        relay = self.relay(hash_)
+        if not relay.has_peers:
+            raise Problem("not-found", "This task has no mailboxes: its devices have no peers.")
+        self.polls.take(device, time.monotonic())
+        place = relay.place_of(device)
+        if relay.is_empty(place, after):
+            return relay.read(place, after).encode()
+        return (await asyncio.to_thread(relay.read, place, after)).encode()
+
+    # --- the deadlines of rounds ---
 
     async def _beat(self) -> None:
         """Close phases whose time is over."""

@@ -39,8 +39,8 @@ class Operation:
 
 ENVELOPE = ("malformed", "unknown-device", "signature", "not-joined", "revoked", "unknown-task", "too-slow",
             "seq-conflict", "seq-gap", "task-stopped", "withdrawn", "too-large", "wrong-task", "wrong-kind",
-            "wrong-recipient", "wrong-message", "stale", "round-refused", "round-over", "busy", "not-ready",
-            "full")  # fmt: skip
+            "wrong-recipient", "wrong-place", "wrong-message", "stale", "round-refused", "round-over", "busy",
+            "not-ready", "full")  # fmt: skip
 SIGNED = ("authorization", "clock", "signature", "unknown-device", "forbidden", "revoked", "withdrawn")
 READER = ("unknown-task", "closed", "authorization", "clock", "signature", "unknown-device", "not-joined", "revoked",
           "withdrawn")  # fmt: skip
@@ -92,6 +92,14 @@ OPERATIONS = (
               headers=("Cache-Control",), signed="always"),
     Operation("post", "/v1/tasks/{task}/round", "Say something in a round of masking; the answer is its view.",
               {202: MSGPACK, 200: MSGPACK}, (*SAYING, "not-found"), MSGPACK, headers=("Cache-Control",)),
+    Operation("post", "/v1/tasks/{task}/places/{place}", "Stand at a place of the task's list, from now on.",
+              {201: JSON, 200: JSON}, (*LOOK, "not-found", "place-taken", "place-held", "task-stopped", "too-large",
+                                       "too-slow", "full"),
+              "application/octet-stream", schema="Place", headers=("Cache-Control",), signed="always"),
+    Operation("get", "/v1/tasks/{task}/mailbox", "What peers wrote to the place where this device stands.",
+              {200: MSGPACK}, (*LOOK, "not-found", "bad-request", "no-place"), None,
+              (("query", "after", {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}),),
+              headers=("Cache-Control",), signed="always"),
     Operation("get", "/problems/{slug}", "What a refusal of this type means.", {200: JSON}, ("not-found",),
               schema="Meaning"),
     Operation("get", "/openapi.json", "This description.", {200: JSON}, schema="Description"),
@@ -100,11 +108,12 @@ OPERATIONS = (
     Operation("get", "/metrics", "Numbers for Prometheus.", {200: "text/plain"}),
 )  # fmt: skip
 
-OPTIONAL = ("If-None-Match", "round")
+OPTIONAL = ("If-None-Match", "round", "after")
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "task": HASH,
     "device": DEVICE,
     "version": {"type": "integer", "minimum": 0},
+    "place": {"type": "integer", "minimum": 0},
     "slug": {"type": "string", "enum": sorted(PROBLEMS)},
 }
 
@@ -155,6 +164,7 @@ def _schemas() -> dict[str, Any]:
             {"name": TEXT, "features": part, "labels": part, "model": part, "protocol": part, "privacy": part},
             more=True,
         ),
+        "Place": _all_of({"place": COUNT, "name": TEXT}),
         "Withdrawn": _all_of({"device": DEVICE, "withdrawn": {"const": True}}),
         "Meaning": _all_of({"title": TEXT, "status": {"type": "integer"}, "help": TEXT}),
         "Health": _all_of({"alive": {"const": True}}),

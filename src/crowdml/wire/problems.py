@@ -92,6 +92,15 @@ PROBLEMS: dict[str, ProblemKind] = {
     "round-refused": ProblemKind(
         409, "A round of masking does not take this", "Drop the message, and take part in the next round."
     ),
+    "place-taken": ProblemKind(
+        409, "Another device stands at this place", "Name the place where this device is, or ask who runs the study."
+    ),
+    "place-held": ProblemKind(
+        409, "This device stands at another place", "A device keeps its place: use the one in `held`."
+    ),
+    "no-place": ProblemKind(
+        409, "This device holds no place of this task", "Claim one: POST /v1/tasks/{task}/places/{number}."
+    ),
     "task-stopped": ProblemKind(410, "The task is stopped", "Keep the model, and drop what waits in the outbox."),
     "round-over": ProblemKind(
         410, "The round or its phase is over", "Drop the message, which stays charged, and wait for the next round."
@@ -115,7 +124,12 @@ PROBLEMS: dict[str, ProblemKind] = {
         422, "Nobody here hears this kind of message", "Send a kind that the task's protocol names in docs/protocol.md."
     ),
     "wrong-recipient": ProblemKind(
-        422, "The message is not addressed to where it was sent", "Address a check-in to `server` alone."
+        422,
+        "The message is not addressed to where it was sent",
+        "Address a check-in to `server` alone; of a task with peers, to every place that hears the sender's.",
+    ),
+    "wrong-place": ProblemKind(
+        422, "The message is from a place that its sender does not hold", "Claim a place, and name that one."
     ),
     "wrong-message": ProblemKind(
         422,

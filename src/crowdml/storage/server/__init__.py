@@ -15,6 +15,7 @@ from crowdml.storage.server.journal import (
     Refused,
     Snapshot,
 )
+from crowdml.storage.server.letters import Claim, Standing
 from crowdml.storage.server.rounds import OpenRound, RoundMessage, RoundRow
 from crowdml.storage.server.store import (
     Counts,
@@ -32,6 +33,7 @@ from crowdml.storage.server.store import (
 )
 
 __all__ = [
+    "Claim",
     "Contribution",
     "Counts",
     "Device",
@@ -53,6 +55,7 @@ __all__ = [
     "RoundRow",
     "Session",
     "Snapshot",
+    "Standing",
     "State",
     "Store",
     "StoreError",

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration: what this version of the library reads and writes."""
 
 SERVER_NUMBER = 0
@@ -190,6 +190,35 @@ last_statement = Table(
     sqlite_strict=True,
 )
 """What a device signed after its last check-in, where the body of that one is gone: its totals are in it."""
+
+place = Table(
+    "place",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("place", Number, nullable=False),  # in the task's list
+    Column("device", Number, ForeignKey("device.number")),  # who holds it; null: it withdrew
+    Column("letters", Number, nullable=False),  # check-ins from here, whoever made them
+    Column("bytes", Number, nullable=False),  # of their envelopes
+    Column("last_at", Text),  # when the last one came; erased when the device withdraws
+    PrimaryKeyConstraint("task", "place"),
+    UniqueConstraint("task", "device", name="place_once"),
+    sqlite_strict=True,
+)
+"""Where devices stand, of tasks whose devices write to one another: a place has one device, and a device one place."""
+
+letter = Table(
+    "letter",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("index", Number, nullable=False),  # of its entry in the journal
+    Column("place", Number, nullable=False),  # that it was written at
+    Column("device", Number, ForeignKey("device.number"), nullable=False),
+    Column("signed", LargeBinary, nullable=False),  # the signed envelope, exact bytes
+    PrimaryKeyConstraint("task", "index"),
+    sqlite_strict=True,
+)
+"""Check-ins that peers read: the newest of each place. Apart from the journal's bodies, which go by other rules."""
+Index("letter_place", letter.c.task, letter.c.place, letter.c.index)
 
 publication = Table(
     "publication",

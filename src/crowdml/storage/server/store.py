@@ -19,7 +19,8 @@ from sqlalchemy.engine import Connection
 from crowdml.errors import CrowdmlError
 from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
 from crowdml.storage.server.journal import task_number
-from crowdml.storage.server.rounds import Rounds, add_event
+from crowdml.storage.server.letters import Letters
+from crowdml.storage.server.rounds import add_event
 from crowdml.storage.server.schema import (
     SERVER_NUMBER,
     admission,
@@ -31,7 +32,9 @@ from crowdml.storage.server.schema import (
     journal,
     last_statement,
     latest,
+    letter,
     operator,
+    place,
     point,
     publication,
     session,
@@ -183,8 +186,9 @@ class Counts:
     bytes: int
 
 
-class Store(Rounds):
-    """Everything that the server keeps. See `Database` for how it is opened, `Journal` for check-ins, and `Rounds`."""
+class Store(Letters):
+    """Everything that the server keeps. See `Database` for how it is opened, `Journal` for check-ins, `Rounds` and
+    `Letters`."""
 
     def check(self) -> dict[bytes, int]:
         """Read everything that can be verified: pages, chains, bodies, snapshots, tasks. The length of each journal."""
@@ -509,7 +513,8 @@ class Store(Rounds):
 
         Kept: what it had spent, under the hash of this server's salt and its id; and its journal entries (id, seq,
         hash), for the chain runs over them. Erased: its key, times, invitations and statements, and the bodies that
-        no replay needs; the others go with the next `reduce`. What it said in a round of masking goes with the round.
+        no replay needs; the others go with the next `reduce`. What it said in a round of masking goes with the round;
+        its letters go at once, and the place where it stood is free.
         """
         with self.writing() as connection:
             row = connection.execute(sa.select(device).where(device.c.id == device_id, IS_DEVICE)).first()
@@ -536,6 +541,8 @@ class Store(Rounds):
             connection.execute(journal.update().where(mine).values(statement=None))
             connection.execute(admission.update().where(admission.c.device == row.number).values(device=None))
             connection.execute(last_statement.delete().where(last_statement.c.device == row.number))
+            connection.execute(letter.delete().where(letter.c.device == row.number))
+            connection.execute(place.update().where(place.c.device == row.number).values(device=None, last_at=None))
             connection.execute(
                 device.update()
                 .where(device.c.number == row.number)
