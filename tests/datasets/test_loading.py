@@ -15,6 +15,7 @@ import pytest
 from crowdml.datasets import NAMES, blobs, catalogue, load, recipes
 from crowdml.datasets.files import SourceFile, cache_folder, cached, find, npz_bytes, read_npz, written
 from crowdml.datasets.table import ADULT, CIFAR, CROWDML, MNIST, SPECS, WATCH
+from crowdml.datasets.traffic import SCATS
 from crowdml.errors import DataError, UnknownName
 
 
@@ -177,7 +178,9 @@ def test_the_named_folder_comes_before_the_cache_folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "one bit", "empty"])
-@pytest.mark.parametrize("name", ["mnist", "mnist-as-published", "mnist-crowdml", "cifar10", "activity", "adult"])
+@pytest.mark.parametrize(
+    "name", ["mnist", "mnist-as-published", "mnist-crowdml", "cifar10", "activity", "adult", "scats"]
+)
 def test_a_damaged_file_is_refused_with_both_checksums(monkeypatch, tmp_path, name, damage):
     whole = npz_bytes({"x_train": np.arange(1000)})
     content = {"cut": whole[:500], "one bit": whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:], "empty": b""}[
@@ -310,7 +313,7 @@ def test_every_data_set_says_what_was_fitted_on_what():
 # The real files
 
 
-@pytest.mark.parametrize("file", [MNIST, CROWDML, CIFAR, WATCH, ADULT], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [MNIST, CROWDML, CIFAR, WATCH, ADULT, SCATS], ids=lambda file: file.name)
 def test_the_real_files_have_their_checksums_and_sizes(real_data, file):
     path = find(file, "any")
     assert hashlib.sha256(path.read_bytes()).hexdigest() == file.sha256[0]

@@ -5,6 +5,7 @@ from crowdml.datasets.downloads import fetch
 from crowdml.datasets.populations import DrawnPopulation, Population, by_class, by_user, drawn, iid
 from crowdml.datasets.synthetic import blobs
 from crowdml.datasets.table import NAMES, DatasetInfo, Spec, catalogue, load
+from crowdml.datasets.traffic import Readings, made_up_city, series
 
 __all__ = [
     "NAMES",
@@ -12,6 +13,7 @@ __all__ = [
     "DatasetInfo",
     "DrawnPopulation",
     "Population",
+    "Readings",
     "Spec",
     "blobs",
     "by_class",
@@ -21,4 +23,6 @@ __all__ = [
     "fetch",
     "iid",
     "load",
+    "made_up_city",
+    "series",
 ]
