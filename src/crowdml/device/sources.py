@@ -5,6 +5,12 @@
     ndjson:PATH         a line a sample: {"x": [...], "y": label}; '-' is stdin
     python:MODULE:NAME  a function without arguments that yields (x, y)
 
+Of a task with `features.kind = "windows"` a row is one reading, as a sensor gives it: a number a row of a CSV file, a
+number or {"value": number} a line of NDJSON, a number from a function. A share of such a file is a column, and of a
+data set a series. Samples are cut from the readings one after another: a window of w, and the bin of a later reading.
+So the n-th sample begins at the n-th reading, and who goes on at sample n begins there, with nothing lost and nothing
+given twice. A live stream begins its first window anew. A reading that cannot be read keeps its place, as no number.
+
 A label is the name of a class of the task, or its index; for tasks with numbers, the number. Rows outside the ball of
 the task's features are shrunk onto it. A row that cannot be read is kept as the zero sample of no label, which adds
 nothing to what leaves, and is counted: to drop it would tell by the number of check-ins, and move every later batch.
@@ -21,6 +27,7 @@ import math
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +37,7 @@ import numpy as np
 
 from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
+from crowdml.features.series import Windower
 from crowdml.records import record
 from crowdml.task import Task
 from crowdml.texts import one_line
@@ -85,6 +93,11 @@ class SampleSource:
     waits: bool = False
     """Whether its rows stay where they are until they are read: then there is no need to read ahead."""
 
+    @property
+    def latest(self) -> Any | None:
+        """The window [w] of the newest readings, whose label nobody knows yet; None where samples are no windows."""
+        return None
+
     async def skip(self, rows: int) -> None:
         """Go to where the last reader stopped."""
 
@@ -103,6 +116,10 @@ class FileSource(SampleSource):
 
     def __init__(self, name: str, rows: Iterable[tuple[Any, Any]], task: Task) -> None:
         self.name, self.taken, self.unread, self.rows, self._task = name, 0, 0, iter(rows), task
+
+    @property
+    def latest(self) -> Any | None:
+        return self.rows.latest if isinstance(self.rows, Series) else None
 
     async def skip(self, rows: int) -> None:
         self.taken += sum(1 for _ in islice(self.rows, max(0, rows - self.taken)))
@@ -134,12 +151,43 @@ class DealtSource(SampleSource):
         return samples
 
 
+class Series:
+    """Readings, cut into samples one after another: (x [w], y), where y is the bin of the reading `horizon` later."""
+
+    def __init__(self, readings: Iterable[Any], task: Task) -> None:
+        features = task.features
+        self._readings, self._task = iter(readings), task
+        self._cut = Windower(features.dimension, features.horizon, [float(edge) for edge in task.labels.bins])
+        self._newest: deque[float] = deque(maxlen=features.dimension)
+
+    def __iter__(self) -> Series:
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        for reading in self._readings:
+            value = _reading(reading)
+            self._newest.append(value)
+            sample = self._cut.push(value)
+            if sample is not None:
+                return sample
+        raise StopIteration
+
+    @property
+    def latest(self) -> Any | None:
+        """The newest readings [w], in the task's ball like any window; None while there are fewer."""
+        newest, norm = list(self._newest), self._task.features.norm
+        if len(newest) < self._task.features.dimension:
+            return None
+        return into_ball(np.array(newest), cast(Norm, norm.kind), float(norm.bound))
+
+
 class LiveSource(SampleSource):
     """Rows as they come, from a thread that may block: stdin, a sensor, a function. It ends with the process."""
 
     def __init__(self, rows: Callable[[], Iterable[tuple[Any, Any]]], task: Task, capacity: int) -> None:
         self.taken, self.unread, self._task = 0, 0, task
         self._rows, self._queue = rows, queue.Queue[Sample | None](capacity)
+        self._series: Series | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: asyncio.Event | None = None
         self._closed = threading.Event()
@@ -176,9 +224,19 @@ class LiveSource(SampleSource):
             samples.append(sample)
         return False
 
+    @property
+    def latest(self) -> Any | None:
+        return None if self._series is None else self._series.latest
+
+    def _cut(self, rows: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
+        if self._task.features.kind != "windows":
+            return rows
+        self._series = Series(rows, self._task)
+        return self._series
+
     def _pump(self) -> None:
         try:
-            for x, y in self._rows():
+            for x, y in self._cut(self._rows()):
                 samples, unread = _samples([(x, y)], self._task)
                 self.taken += 1
                 self.unread += unread
@@ -211,6 +269,8 @@ def open_source(spec: str, task: Task, share: Share | None = None, *, seed: int 
     share, capacity = share or Share(), int(task.protocol.get("buffer") or 1024)
     if kind not in ("shard", "csv", "ndjson", "python") or not rest:
         raise DataError(f"--source {spec!r} is not known. Write one of {', '.join(KINDS)}.")
+    if task.features.kind == "windows":
+        return _open_series(spec, task, share, capacity)
     if kind == "shard":
         rows = _fitting(_shard(rest, task, share, seed), task, f"data set {rest!r}")
         return FileSource(f"shard:{rest}:{share.index}/{share.of}", rows, task)
@@ -227,10 +287,16 @@ def open_source(spec: str, task: Task, share: Share | None = None, *, seed: int 
 
 
 def deal_sources(spec: str, task: Task, devices: int, *, seed: int | None = None) -> list[SampleSource]:
-    """One source for each device of a fleet, read once: device i has rows i, i + devices, ... as with --shard."""
+    """One source for each device of a fleet, read once: device i has rows i, i + devices, ... as with --shard.
+
+    Of readings, device i has column i of the file, or series i of the data set.
+    """
     kind, _, rest = spec.partition(":")
     if kind == "python" or rest == "-":
         raise DataError(f"--source {spec}: a fleet deals out a file or a data set, and this is a stream of one device.")
+    if task.features.kind == "windows":
+        table = _table(spec, devices)
+        return [_share_of(table, Share(number, devices), task) for number in range(devices)]
     whole = open_source(spec, task, seed=seed)  # which looks at the first row
     assert isinstance(whole, FileSource)
     rows, name = list(whole.rows), str(whole.name).removesuffix("0/1")
@@ -238,6 +304,117 @@ def deal_sources(spec: str, task: Task, devices: int, *, seed: int | None = None
         raise DataError(f"--source {spec} has {len(rows):,} rows, too few for {devices:,} devices.")
     samples, _ = _samples(rows, task)
     return [DealtSource(f"{name}{number}/{devices}", samples[number::devices]) for number in range(devices)]
+
+
+# --- readings ---
+
+
+def _open_series(spec: str, task: Task, share: Share, capacity: int) -> SampleSource:
+    """The source of a task whose samples are cut from readings."""
+    kind, _, rest = spec.partition(":")
+    if kind == "python":
+        return LiveSource(_function(rest), task, capacity)
+    if rest == "-":
+        read = _csv_readings if kind == "csv" else _ndjson_readings
+        return LiveSource(lambda: _column(read(sys.stdin), Share()), task, capacity)
+    return _share_of(_table(spec, share.of), share, task)
+
+
+@record
+class _Table:
+    """Readings of several sensors, side by side or one after the other; and what a source of one is called."""
+
+    name: str
+    rows: Iterable[Any]
+    """Of a file: what stands in each row, a list where that is more than one reading."""
+    series: Any = None
+    """Of a data set: the readings of each sensor."""
+
+
+def _table(spec: str, columns: int) -> _Table:
+    kind, _, rest = spec.partition(":")
+    if kind == "shard":
+        from crowdml.datasets.traffic import series
+
+        found = series(rest)
+        if columns > found.places:
+            raise DataError(f"data set {rest!r} has {found.places} series, too few for {columns}. {NOTHING_SENT}")
+        return _Table(spec, (), found.values[:, : found.learned])
+    path = Path(rest)
+    if not path.is_file():
+        raise DataError(f"--source {spec}: there is no file {path}.")
+    if kind == "ndjson" and columns > 1:
+        raise DataError(f"--source {spec}: its lines hold one reading each, and no columns to share. {NOTHING_SENT}")
+    rows = (_csv_readings if kind == "csv" else _ndjson_readings)(_lines(path))
+    rows = _as_many(rows, rest, columns)
+    return _Table(f"{kind}:{path.resolve()}", rows if columns == 1 else list(rows))
+
+
+def _share_of(table: _Table, share: Share, task: Task) -> FileSource:
+    readings = _column(table.rows, share) if table.series is None else table.series[share.index]
+    return FileSource(f"{table.name}:{share.index}/{share.of}", Series(readings, task), task)
+
+
+def _column(rows: Iterable[Any], share: Share) -> Iterator[Any]:
+    return (row[share.index] if isinstance(row, list) and len(row) == share.of else row for row in rows)
+
+
+def _csv_readings(lines: Iterable[str]) -> Iterator[Any]:
+    """Rows. A blank line among them is a reading that is missing; at the end it is the end."""
+    blank = 0
+    for number, row in enumerate(csv.reader(lines)):
+        if not any(field.strip() for field in row):
+            blank += 1
+            continue
+        yield from (None for _ in range(blank))
+        blank = 0
+        if number > 0 or not all(_is_name(field) for field in row):
+            yield row
+
+
+def _is_name(field: str) -> bool:
+    """Whether this heads a column. What stands for a missing reading does not: to skip it would move all others."""
+    text = field.strip().lower()
+    return bool(text) and not _is_number(text) and text not in ("na", "n/a", "null", "none", "missing", "-", "?")
+
+
+def _ndjson_readings(lines: Iterable[str]) -> Iterator[Any]:
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        yield row.get("value") if isinstance(row, dict) else row
+
+
+def _as_many(rows: Iterator[Any], name: str, columns: int) -> Iterator[Any]:
+    """The same rows, unless the first has another number of columns: then all of them would pay for nothing.
+
+    One that is only missing stays. An empty source is no error here.
+    """
+    first = list(islice(rows, 1))
+    if first and isinstance(first[0], list) and len(first[0]) != columns:
+        wanted = "one a row; --shard I/N reads one of N columns" if columns == 1 else f"{columns} columns"
+        raise DataError(
+            f"{name}: its first row has {_many(len(first[0]))}, and the task wants {wanted}. {NOTHING_SENT}"
+        )
+    return chain(first, rows)
+
+
+def _reading(value: Any) -> float:
+    """A number; NaN where it cannot be read. It keeps its place."""
+    if value is None or isinstance(value, bool):
+        return math.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+# --- rows ---
 
 
 def _shard(name: str, task: Task, share: Share, seed: int | None) -> Iterator[tuple[Any, Any]]:
