@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from crowdml.errors import UnknownName
+from crowdml.errors import DataError, UnknownName
 from crowdml.models.clusters import (
     SOLVERS,
     Voters,
@@ -246,6 +246,12 @@ def test_fitting_is_a_function_of_its_arguments_and_forgives_what_is_not_finite(
     assert (pair[0].labels == pair[1].labels).all()
     assert (pair[0].centres == pair[1].centres).all()
     assert np.isfinite(pair[0].centres).all()
+
+
+def test_without_a_batch_there_is_nothing_to_learn_from():
+    with pytest.raises(DataError, match="no batch yet"):
+        fit(np.zeros((0, 5)), np.zeros((0, 3)), np.zeros((2, 0, 3)), np.zeros((2, 0)), k=4, restarts=1, seed=1,
+            variance=0.0)  # fmt: skip
 
 
 def test_an_unknown_solver_is_refused_with_those_that_exist():

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from crowdml.arrays import Array, Integers
-from crowdml.errors import UnknownName
+from crowdml.errors import DataError, UnknownName
 from crowdml.models.proportions import Rule, project, proportions
 from crowdml.records import record
 
@@ -293,6 +293,8 @@ def fit(
     that of the noise on one heard count. `rule` treats what was heard, before a search.
     """
     counts, heard, there = np.asarray(counts), np.asarray(heard), np.asarray(there, dtype=bool)
+    if not len(counts):
+        raise DataError("this device has given no batch yet, so it has no windows to cluster; one is enough.")
     batches, batch = len(counts), len(x) // len(counts)
     x = np.asarray(x, dtype=np.float64)
     x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0)
