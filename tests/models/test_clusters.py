@@ -143,7 +143,8 @@ def test_exact_proportions_of_pure_clusters_give_their_labels_back():
     inside = np.array([rng.multinomial(32, rng.dirichlet(np.full(8, 0.5))) for _ in range(60)])
     q = inside / 32 @ np.eye(4)[truth]
     assert (label_clusters(inside, q, restarts=20, seed=1) == truth).all()
-    assert (class_shares(inside, q, batch=32, variance=0.0).argmax(axis=1) == truth).all()
+    apart = 100 * np.eye(8)
+    assert (class_shares(apart, inside, q, batch=32, variance=0.0).argmax(axis=1) == truth).all()
 
 
 def test_batches_without_weight_say_nothing():
@@ -154,15 +155,25 @@ def test_batches_without_weight_say_nothing():
     lies = np.where(heard[:, None], q, 1e6)
     few = label_clusters(inside[heard], q[heard], restarts=5, seed=2)
     assert (label_clusters(inside, lies, restarts=5, seed=2, weights=heard) == few).all()
-    some = class_shares(inside[heard], q[heard], batch=32, variance=5.0)
-    np.testing.assert_allclose(class_shares(inside, lies, batch=32, variance=5.0, weights=heard), some, atol=1e-6)
+    one = np.zeros((8, 1))  # clusters in one place: how many are in each does not matter for how alike they are
+    some = class_shares(one, inside[heard], q[heard], batch=32, variance=5.0)
+    np.testing.assert_allclose(class_shares(one, inside, lies, batch=32, variance=5.0, weights=heard), some, atol=1e-6)
 
 
 def test_a_cluster_that_no_batch_tells_of_has_the_largest_class():
     inside = np.array([[4, 4, 0], [2, 6, 0]])
     q = np.array([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]])
     assert label_clusters(inside, q, restarts=4, seed=1).tolist() == [0, 1, 1]
-    assert class_shares(inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, 1]
+    apart = np.array([[0.0], [100.0], [-500.0]])
+    assert class_shares(apart, inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, 1]
+
+
+def test_a_cluster_that_no_batch_tells_of_takes_after_the_nearest():
+    inside = np.array([[4, 4, 0], [2, 6, 0], [1, 7, 0]])
+    q = inside[:, :2] / 8
+    for nearest, label in ((0.0, 0), (100.0, 1)):
+        centres = np.array([[0.0], [100.0], [nearest]])
+        assert class_shares(centres, inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, label]
 
 
 def test_shares_are_shares_and_nearer_to_the_truth_than_what_is_drawn_from_noise_alone():
@@ -172,11 +183,11 @@ def test_shares_are_shares_and_nearer_to_the_truth_than_what_is_drawn_from_noise
     inside = members(nearest, len(counts[0]), 16)
     truth = np.array([(y[nearest == j, None] == np.arange(5)).mean(axis=0) for j in range(16)])
     sizes = np.bincount(nearest, minlength=16) / len(x)
-    found = class_shares(inside, counts[0] / 32, batch=32, variance=0.0)
+    found = class_shares(centres, inside, counts[0] / 32, batch=32, variance=0.0)
     assert (found >= 0).all()
     np.testing.assert_allclose(found.sum(axis=1), 1)
     assert sizes @ abs(found - truth).sum(axis=1) < 0.4  # of at most 2
-    hidden = class_shares(inside, counts[0] / 32, batch=32, variance=1e9)
+    hidden = class_shares(centres, inside, counts[0] / 32, batch=32, variance=1e9)
     np.testing.assert_allclose(hidden, np.tile(counts[0].sum(axis=0) / len(x), (16, 1)), atol=1e-3)
 
 
