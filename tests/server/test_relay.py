@@ -22,6 +22,7 @@ from crowdml.protocols import find
 from crowdml.protocols.proportions import Proportions
 from crowdml.server.limits import Limits
 from crowdml.task import Task
+from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.letters import MOST_LETTERS, Letter, Mailbox, few, open_mailbox
 from crowdml.wire.problems import Problem
@@ -42,7 +43,7 @@ def claim(device: Device, place: int, task: Task = TASK) -> Answer:
     return device.signed("POST", path_of(task, f"/places/{place}"))
 
 
-def say(device: Device, place: int, task: Task = TASK, counts: Any = (3, 2, 1), **changes: Any) -> Answer:
+def letter(device: Device, place: int, task: Task = TASK, counts: Any = (3, 2, 1), **changes: Any) -> bytes:
     """A check-in from `place`; `to`, `batch`, `dtype` and fields of the envelope can be made to differ."""
     batch = changes.pop("batch", device.seq)
     array = np.array(counts, changes.pop("dtype", np.int32))
@@ -52,7 +53,14 @@ def say(device: Device, place: int, task: Task = TASK, counts: Any = (3, 2, 1), 
     to = frozenset(map(address_of, names[place])) if names and 0 <= place < len(names) else frozenset((SERVER,))
     body = encode(Proportions(Release(array, RECEIVED), np.int32(place), np.int32(batch)))
     fields = {"to": to, "kind": "proportions/counts/1", "body": body, **changes}
-    return device.check_in(task, **fields)
+    return device.envelope(task, **fields)
+
+
+def say(device: Device, place: int, task: Task = TASK, **changes: Any) -> Answer:
+    answer = device.send(task, letter(device, place, task, **changes))
+    if answer.status == 202:
+        device.seq = answer.receipt.seq
+    return answer
 
 
 def mailbox(device: Device, after: int | None = None, task: Task = TASK) -> Mailbox:
@@ -117,7 +125,7 @@ def test_tasks_without_places_have_neither_claims_nor_mailboxes(shared: Street) 
     device = shared[0].device()
     assert claim(device, 0, COUNTING).slug == "not-found"
     assert device.signed("GET", path_of(COUNTING, "/mailbox")).slug == "not-found"
-    assert say(device, -1, COUNTING, (7, 8, 5)).status == 202
+    assert say(device, -1, COUNTING, counts=(7, 8, 5)).status == 202
 
 
 def test_the_place_of_a_device_that_was_revoked_or_withdrew_is_free_and_so_are_its_letters(tmp_path: Path) -> None:
@@ -159,6 +167,10 @@ def test_what_is_said_is_counted_receipted_and_relayed_as_the_bytes_that_were_si
         assert (again.status, again.body) == (200, answers[0].body), "the same bytes are the same entry"
         assert len(mailbox(devices[1]).letters) == len(CORRESPONDENTS[1]), "and the same letter"
         assert server.hub.runners[TASK.hash].fold.state.counts.tolist() == [10, 5, 10]
+        metrics = server.line().ask("GET", "/metrics").body.decode()
+        handed = server.hub.relay(TASK.hash).handed
+        assert handed > 0
+        assert f'crowdml_letter_bytes{{task="{TASK.hash.hex()[:12]}"}} {handed}' in metrics
 
 
 @pytest.mark.parametrize(
@@ -284,8 +296,10 @@ def test_a_long_mailbox_is_read_bit_by_bit_with_nothing_left_out(tmp_path: Path)
     with serving(tmp_path, task, limits=MANY) as server:
         devices = [server.device() for _ in range(2)]
         assert [claim(device, place, task).status for place, device in enumerate(devices)] == [201, 201]
-        for _ in range(MOST_LETTERS + 10):
-            assert say(devices[0], 0, task).status == 202
+        accept = server.hub.runners[task.hash].accept
+        batch = [open_signed(letter(devices[0], 0, task, seq=seq)) for seq in range(1, MOST_LETTERS + 11)]
+        answers = server.run(server.hub.write(accept, batch))
+        assert all(not isinstance(answer, Problem) for answer in answers)
         first = mailbox(devices[1], task=task)
         assert (len(first.letters), first.last) == (MOST_LETTERS, MOST_LETTERS)
         rest = mailbox(devices[1], first.last, task)

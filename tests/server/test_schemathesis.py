@@ -17,6 +17,7 @@ from device import Running, make_task, serving
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from masked_device import MaskedDevice, make_masked
+from proportions_task import street
 
 from crowdml.secagg import device as masker
 from crowdml.server.limits import Limits
@@ -28,8 +29,10 @@ schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance  # noqa: E402
 
 TASK, CLOSED, MASKED = make_task("open"), make_task("closed"), make_masked("described", cohort=1000, minimum=990)
+STREET = street(400)
 LIMITS = Limits(device_rate=1e9, device_burst=1e9, address_rate=1e9, address_burst=1e9, address_connections=100_000)
 FEW, MANY = 15, 200
+RELAYED = ("/places/{place}", "/mailbox")
 
 schemathesis.openapi.media_type("application/msgpack", st.binary(max_size=300))
 schemathesis.openapi.media_type("application/octet-stream", st.binary(max_size=30))
@@ -42,7 +45,7 @@ def as_it_is(ctx: Any, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("api"), TASK, CLOSED, MASKED, limits=LIMITS, invite=100_000) as server:
+    with serving(tmp_path_factory.mktemp("api"), TASK, CLOSED, MASKED, STREET, limits=LIMITS, invite=100_000) as server:
         server.started.hub.closed.add(CLOSED.hash)
         yield server
 
@@ -60,7 +63,7 @@ def ask(case: Any, running: Running, kind: str, seed: int) -> None:
     parameters, key = case.path_parameters or {}, Key.from_secret(seed.to_bytes(32, "big"))
     headers: dict[str, str] = {}  # given apart, so that schemathesis knows them as ours and tries it without, too
     if kind != "as made" and "task" in parameters:
-        named = MASKED if case.path.endswith("/round") else TASK
+        named = MASKED if case.path.endswith("/round") else STREET if case.path.endswith(RELAYED) else TASK
         parameters["task"] = (CLOSED if kind == "closed" else named).hash.hex()
     if kind == "signed":
         device = running.device()
@@ -78,6 +81,18 @@ def ask(case: Any, running: Running, kind: str, seed: int) -> None:
                 case.query = {} if seed % 2 else {"round": 1}
                 target = member.path + ("" if seed % 2 else "?round=1")
                 headers["Authorization"] = authorize(device.key, "GET", target, b"", now=time.time())
+        elif case.path.endswith(RELAYED):
+            if seed % 2:
+                parameters["place"] = seed % 400
+            target = case.formatted_path
+            if case.method == "POST":
+                case.body = b""
+            else:
+                case.query = {"after": seed % 3}
+                target += f"?after={seed % 3}"
+                claim = case.formatted_path.replace("/mailbox", f"/places/{seed % 400}")
+                assert device.signed("POST", claim).status in (201, 409)
+            headers["Authorization"] = authorize(device.key, case.method, target, b"", now=time.time())
         elif case.path.endswith("/check-in"):
             case.body = device.envelope(TASK, 1)
         elif case.path == "/v1/devices" and case.method == "POST":

@@ -23,9 +23,10 @@ from crowdml.privacy.door import Door
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import GridGaussian, GridLaplace
 from crowdml.privacy.noise import Silence
-from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.private import RECEIVED, Private, Release, Rows
 from crowdml.protocol import Context, Send, quote
 from crowdml.protocols import sgd
+from crowdml.protocols.proportions import Proportions
 from crowdml.secagg import device as masker
 from crowdml.secagg import server as summer
 from crowdml.secagg.messages import encode as pack_secagg
@@ -35,6 +36,7 @@ from crowdml.secagg.terms import Terms
 from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key
+from crowdml.wire.letters import MOST_LETTER_BYTES, MOST_LETTERS, Letter, Mailbox
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import MOST_STEPS, STEP, Receipt, chain_next, chain_start, open_receipt, sign_receipts
 from crowdml.wire.requests import (
@@ -403,6 +405,23 @@ def rounds() -> Any:
     }  # fmt: skip
 
 
+def letters() -> Any:
+    """A letter from the device at place 2 to its peers, and the mailbox of who stands at place 4."""
+    key = Key.from_secret(bytes([21]) * 32)
+    said = Proportions(Release(np.array([3, -1, 9], np.int32), RECEIVED), np.int32(2), np.int32(0))
+    to = frozenset(("@0", "@1", "@4", "@17"))
+    envelope = Envelope(TASKS["laplace"].hash, key.id, to, 1, "proportions/counts/1", encode(said))
+    signed = sign(envelope, Statement(("pure 1/10",), 8, ("pure 1/10",)), key)
+    box = Mailbox(9, (Letter(7, key.public, signed),))
+    return {
+        "most_letters": MOST_LETTERS, "most_bytes": MOST_LETTER_BYTES, "place": 2,
+        "letter": {"index": 7, "secret": (bytes([21]) * 32).hex(), "key": key.public.hex(), "sender": key.id,
+                   "to": sorted(to), "counts": [3, -1, 9], "batch": 0, "body": envelope.body.hex(),
+                   "signed": signed.hex()},
+        "last": box.last, "encoded": box.encode().hex(), "empty": Mailbox(9).encode().hex(),
+    }  # fmt: skip
+
+
 def protocol_sgd() -> Any:
     """From a task to integers: everything that a device computes before the noise, and the noise it then draws."""
     cases: list[Any] = []
@@ -489,7 +508,7 @@ ARRAY = {
     "required": ["dtype", "shape", "values"],
     "additionalProperties": False,
 }
-ADDRESS = {"type": "string", "pattern": "^([0-9a-f]{32}|server)$"}
+ADDRESS = {"type": "string", "pattern": "^([0-9a-f]{32}|server|@(0|[1-9][0-9]{0,5}))$"}
 DEVICE_ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 WHOLE = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}
 LOSSES = {"type": "array", "maxItems": 4, "items": {"type": "string", "maxLength": 4096}}
@@ -529,6 +548,14 @@ def schemas() -> dict[str, Any]:
             }]},
             "round": WHOLE, "wait": {"type": "integer", "minimum": 0}, "why": {"type": "string", "maxLength": 1024},
         }),
+        "mailbox": record("mailbox", {
+            "last": {"type": "integer", "minimum": 0},
+            "letters": {"type": "array", "maxItems": MOST_LETTERS, "items": {
+                "type": "object", "properties": {"index": WHOLE, "key": hexes(32), "signed": hexes()},
+                "required": ["index", "key", "signed"], "additionalProperties": False,
+                "description": "On the wire: [index, key, signed].",
+            }},
+        }),
         "problem": record("problem", {
             "type": {"enum": [f"/problems/{slug}" for slug in sorted(PROBLEMS)]}, "title": {"type": "string"},
             "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": {"type": "string"},
@@ -554,7 +581,7 @@ def build() -> dict[str, str]:
     """Every file of spec/ by its name."""
     vectors = {
         "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
-        "messages": messages(), "rounds": rounds(), "sgd": protocol_sgd(), "problems": problems(),
+        "messages": messages(), "rounds": rounds(), "letters": letters(), "sgd": protocol_sgd(), "problems": problems(),
     }  # fmt: skip
     files = {f"vectors/{name}.json": value for name, value in vectors.items()}
     files |= {f"schemas/{name}.json": value for name, value in schemas().items()}

@@ -614,6 +614,10 @@ async def metrics(request: Request) -> Response:
             for each in masked
             if each.rounds is not None
         ]
+    relays = [each.relay for each in hub.runners.values() if each.relay is not None]
+    if relays:
+        lines.append("# TYPE crowdml_letter_bytes counter")
+        lines += [f'crowdml_letter_bytes{{task="{each.task.hash.hex()[:12]}"}} {each.handed}' for each in relays]
     lines.append("# TYPE crowdml_refusals counter")
     lines += [f'crowdml_refusals{{problem="{slug}"}} {count}' for slug, count in sorted(hub.counts.items())]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
