@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from crowdml import bench
-from crowdml.bench import hand_written, noise, peers, rounds, scale, sim
+from crowdml.bench import hand_written, noise, peers, proportions, rounds, scale, sim
 from crowdml.bench.timing import Rate, bound, ratio
 from crowdml.datasets.populations import iid
 from crowdml.errors import UnknownName
@@ -63,6 +63,13 @@ def test_the_rounds_written_by_hand_end_where_ours_do():
     theirs = by_hand(model.start(), holding.x[table].reshape(*shape, 50), y[table].reshape(shape), who)
     np.testing.assert_allclose(ours.model, theirs, atol=2e-4)
     assert abs(ours.model - model.start()).max() > 0.01
+
+
+def test_proportions_prints_what_a_device_and_a_city_need():
+    result = proportions.measure(lambda _: None, repeats=1, sizes=(4, 6))
+    check_form(result, "proportions", {"node-seconds", "city-seconds", "linear"})
+    assert [point["devices"] for point in result["points"]] == [4, 6]
+    assert all(0.4 < point["right"] <= 1 and point["check_in_bytes"] > 200 for point in result["points"])
 
 
 def test_noise_prints_milliseconds_for_each_law():
