@@ -75,6 +75,25 @@ def test_a_journal_survives_many_kills_at_random_moments(url, seed):
     kill_repeatedly(url, kills=15, seed=seed)
 
 
+@pytest.mark.kill
+def test_letters_and_their_entries_survive_kills_together(url):
+    moments, last = random.Random(4), 0
+    for _ in range(3):
+        process = start("posts", url)
+        last = max(int(process.stdout.readline()) for _ in range(moments.randrange(1, 60)))
+        process.kill()
+        rest = process.communicate()[0].splitlines(keepends=True)
+        last = max([last, *(int(line) for line in rest if line.endswith("\n"))])
+        with Store(url) as store:
+            head = store.verify_chain(TASK).index
+            assert head >= last
+            assert head % 5 == 0, "a batch is there whole"
+            kept = [letter.index for letter in store.letters(TASK, range(5), 0, head)]
+            assert kept == list(range(max(1, head - 14), head + 1)), "three of each place, and none without its entry"
+            assert [each.letters for each in store.standings(TASK)] == [head // 5] * 5
+            store.check()
+
+
 def test_a_full_disk_is_one_sentence_leaves_whole_batches_and_passes_when_there_is_room_again(tmp_path):
     path = tmp_path / "server.db"
     output, _ = start("full", str(path)).communicate(timeout=60)

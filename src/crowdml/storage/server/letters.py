@@ -6,6 +6,7 @@ Of each place the newest stay, so that what is kept is bounded by the task, not 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from crowdml.storage.server.database import utc
 from crowdml.storage.server.journal import Entry, JournalRow, Refused, task_number
 from crowdml.storage.server.rounds import Rounds
-from crowdml.storage.server.schema import device, letter, place
+from crowdml.storage.server.schema import device, journal, letter, place
 from crowdml.wire.letters import MOST_LETTERS, Letter
 
 __all__ = ["Claim", "Letters", "Standing"]
@@ -134,6 +135,20 @@ class Letters(Rounds):
                 if oldest is not None:
                     connection.execute(letter.delete().where(here, letter.c.index < oldest))
             return answers
+
+    def check_letters(self) -> None:
+        """Compare every letter with its entry in the journal."""
+        query = (
+            sa.select(letter.c.index.label("at"), letter.c.signed, journal.c.hash)
+            .select_from(
+                letter.outerjoin(journal, (journal.c.task == letter.c.task) & (journal.c.index == letter.c.index))
+            )
+            .order_by(letter.c.task, letter.c.index)
+        )
+        with self.reading() as connection:
+            for row in connection.execute(query):
+                if hashlib.sha256(row.signed).digest() != row.hash:
+                    raise self.corrupt(f"the letter of entry {row.at} is not the one that was journalled")
 
     def letters(self, task: bytes, places: Sequence[int], after: int, upto: int) -> list[Letter]:
         """What was written at these places, in the order of the journal; the first ones, one more than an answer has.

@@ -191,12 +191,13 @@ class Store(Letters):
     `Letters`."""
 
     def check(self) -> dict[bytes, int]:
-        """Read everything that can be verified: pages, chains, bodies, snapshots, tasks. The length of each journal."""
+        """Read all that can be verified: pages, chains, bodies, letters, snapshots, tasks. The length of each journal."""
         self.check_pages()
         for each in self.tasks():
             if hashlib.sha256(each.canonical).digest() != each.hash:
                 raise self.corrupt(f"task {each.name!r} is not the one that was added")
             self.last_snapshot(each.hash)
+        self.check_letters()
         return {each.hash: self.verify_chain(each.hash).index for each in self.tasks()}
 
     # Tasks
