@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, finite_samples
+from crowdml.arrays import Array, Integers, Samples, finite_samples
 from crowdml.errors import TaskError
 from crowdml.features.norms import into_ball
 from crowdml.features.series import label, look_ahead
@@ -121,7 +121,7 @@ def exchange(
             those = slice(number * batch, (number + 1) * batch)
             door = Door(table, SeededSource(keys[place, number]) if noise else Silence(), trip=number)
             here = _with(ctx[place], door, number)
-            sensed = Sensed(Private(finite_samples(x[those], y[those]), Rows(0, batch)))
+            sensed = Sensed(Private(Samples(x[those], y[those]), Rows(0, batch)))
             waiting = advance(role, task, states[place], sensed, here)
             step = advance(role, task, waiting.state, offered, here)
             states[place], trips[place] = step.state, number + 1
