@@ -134,9 +134,14 @@ def test_a_task_is_started_closed_listed_and_opened_again_on_a_servers_folder(tm
         "devices": 0,
     }
     assert "those who joined" in crowdml("task", "list", *folder).out
-    assert crowdml("task", "stop", "demo", "--pause", *folder, "--json", "-").json["state"] == "paused"
-    again = crowdml("task", "start", "demo", *folder, "--json", "-").json
+    assert crowdml("task", "pause", "demo", *folder, "--json", "-").json["state"] == "paused"
+    again = crowdml("task", "resume", "demo", *folder, "--json", "-").json
     assert (again["state"], again["closed"]) == ("running", True), "going on leaves who may read as it was"
+    assert crowdml("task", "stop", "demo", *folder, "--json", "-").json["state"] == "stopped"
+    assert "is stopped, so there is nothing to pause" in refused("task", "pause", "demo", *folder)
+    assert "crowdml task start demo" in refused("task", "resume", "demo", *folder)
+    with Store(tmp_path / DATABASE) as store:
+        assert [event.kind for event in store.events()][:3] == ["stopped", "running", "paused"]
     assert crowdml("task", "start", "demo", "--open", *folder, "--json", "-").json["closed"] is False
 
 
@@ -176,7 +181,7 @@ def test_the_lists_of_commands_are_in_whole_sentences():
         lines = crowdml(*arguments, "--help").out.partition("Commands:")[2].splitlines()
         cut = {line.split()[0] for line in lines if line.endswith("...")}
         assert not cut
-    assert "start, stop and export them on a server" in crowdml("task", "--help").out
+    assert "start, pause, stop and export them on a server" in crowdml("task", "--help").out
 
 
 def test_a_masked_task_is_checked_with_both_prices_and_its_cohorts():

@@ -186,7 +186,7 @@ def test_tasks_start_and_stop_beside_a_server_that_runs(tmp_path: Path) -> None:
         assert device.check_in(TASK, seq=2).status == 202
     assert "called 'none'" in refused("task", "stop", "none", *folder)
     assert "no server" in refused("task", "stop", "x", "--folder", str(tmp_path / "nowhere"), "--json", "-")
-    assert json.loads(crowdml("task", "stop", "--pause", TASK.name, *folder).out)["state"] == "paused"
+    assert json.loads(crowdml("task", "pause", TASK.name, *folder).out)["state"] == "paused"
 
 
 def _until(holds: Any) -> None:

@@ -290,7 +290,7 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
     path = f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
     desk.get(path)
     assert "The task is paused" in desk.post(f"{path}/state", to="pause").text
-    assert device.check_in(crowd.task).slug == "busy"
+    assert device.check_in(crowd.task).slug == "task-paused"
     assert "The task runs again" in desk.post(f"{path}/state", to="run").text
     crowd.check_in(device)
     desk.get(path)
@@ -303,6 +303,8 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
     assert device.check_in(crowd.task).slug == "task-stopped"
     assert [kind for kind, detail in events(crowd) if detail == "by anna"] == ["stopped", "running", "paused"]
     assert desk.post(f"{path}/state", to="explode").status == 422
+    desk.get(path)
+    assert desk.post(f"{path}/state", to="pause").status == 409, "a stopped task has nothing to pause"
 
 
 def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: Crowd):

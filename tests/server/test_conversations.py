@@ -327,7 +327,7 @@ def test_a_paused_task_asks_to_come_back_and_goes_on_when_it_is_resumed(tmp_path
         device = server.device()
         asyncio.run(server.hub.set_state(TASK.hash, "paused"))
         answer = device.check_in(TASK)
-        assert (answer.status, answer.slug, answer.headers["retry-after"]) == (503, "busy", "60")
+        assert (answer.status, answer.slug, answer.headers["retry-after"]) == (503, "task-paused", "5")
         asyncio.run(server.hub.set_state(TASK.hash, "running"))
         assert device.check_in(TASK).status == 202
 

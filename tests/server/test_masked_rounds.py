@@ -298,7 +298,7 @@ def test_a_paused_task_keeps_its_rounds_and_goes_on_with_them(tmp_path: Path) ->
     with serving(tmp_path, task, limits=MANY) as server:
         number, devices = to_phase(server, "mask", task)
         server.run(server.hub.set_state(task.hash, "paused"))
-        assert (devices[0].ask().status, devices[0].ask().slug) == (503, "busy")
+        assert (devices[0].ask().status, devices[0].ask().slug) == (503, "task-paused")
         server.run(server.hub.set_state(task.hash, "running"))
         through(devices, lambda: number in server.hub.rounds(task.hash).ended)
         assert totals(server.hub.store, task)[0].devices == 5

@@ -73,13 +73,44 @@ def start(name: str, closed: bool | None, folder: Path, database: str | None, js
 
 @task.command("stop", short_help="Take no more check-ins for a task.")
 @click.argument("name", metavar="TASK")
-@click.option("--pause", is_flag=True, help="Only for now: devices are asked to come back.")
 @store_options
-def stop(name: str, pause: bool, folder: Path, database: str | None, json_path: str | None) -> None:
-    """Take no more check-ins for TASK (its name on the server). The model stays."""
+def stop(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Take no more check-ins for TASK (its name on the server): devices are told that it is over. The model stays."""
     from crowdml.server.export import find_hash
 
-    _change("paused" if pause else "stopped", lambda store: find_hash(store, name), folder, database, json_path)
+    _change("stopped", lambda store: find_hash(store, name), folder, database, json_path)
+
+
+@task.command("pause", short_help="Take no check-ins for a task for now.")
+@click.argument("name", metavar="TASK")
+@store_options
+def pause(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Take no check-ins for TASK for now: devices wait with what they have charged, and ask again. The model stays."""
+    _change("paused", lambda store: _standing(store, name, "running", "pause"), folder, database, json_path)
+
+
+@task.command("resume", short_help="Go on with a task that was paused.")
+@click.argument("name", metavar="TASK")
+@store_options
+def resume(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
+    """Go on with TASK, which was paused: devices come back by themselves."""
+    _change("running", lambda store: _standing(store, name, "paused", "resume"), folder, database, json_path)
+
+
+def _standing(store: Store, name: str, state: State, verb: str) -> bytes:
+    """The task of this name, if it is in this state, or there already."""
+    from crowdml.server.export import find_hash
+
+    hash_ = find_hash(store, name)
+    found = store.task(hash_)
+    assert found is not None
+    after = "paused" if verb == "pause" else "running"
+    if found.state not in (state, after):
+        does = "is stopped" if found.state == "stopped" else "has not begun"
+        raise OutputError(
+            f"Task {found.name} {does}, so there is nothing to {verb}. Run it with: crowdml task start {name}."
+        )
+    return hash_
 
 
 def _change(

@@ -61,9 +61,9 @@ SEEN_BY = {"aggregate": "whoever sees the sum over a cohort", "devices": "other 
 """An observer in words, where its own name says too little."""
 
 
-@click.group(short_help="Write, check, start, stop and export tasks.")
+@click.group(short_help="Write, check, start, pause, stop and export tasks.")
 def task() -> None:
-    """Write, check and list tasks; start, stop and export them on a server."""
+    """Write, check and list tasks; start, pause, stop and export them on a server."""
 
 
 @task.command("list")

@@ -704,9 +704,13 @@ class Runner:
 
     async def _check_out(self) -> Any:
         headers = {} if self._offer is None else {"If-None-Match": self._offer[0]}
-        answer = await self._ask("GET", f"{self.path}/publication", headers=headers)
-        self.counts.check_outs += 1
-        self._window(answer)
+        while True:
+            answer = await self._ask("GET", f"{self.path}/publication", headers=headers)
+            self.counts.check_outs += 1
+            self._window(answer)
+            if answer.headers.get("crowdml-state") != "paused":
+                break
+            await self._wait_out(max(1.0, self._not_before - self.clock.now()))  # nothing is charged meanwhile
         if answer.headers.get("crowdml-state") == "stopped":  # say so before anything is charged for nothing
             raise Refused("stopped", "The task is stopped. Nothing more was sent.")
         if answer.status == 304 and self._offer is not None:
@@ -907,12 +911,22 @@ class Runner:
                     continue
                 if problem.status not in (408, 429) and problem.status < 500:
                     raise (_final(problem) if method == "GET" and not signed else problem) from None
+                if problem.slug == "task-paused":
+                    await self._wait_out((problem.retry_after or 1) * (1 + chance()))
+                    continue
                 pause = self.patience.pause(failures, problem.retry_after)
                 self.tell(f"waiting {pause:.0f} s: {problem}")
             failures += 1
             self.counts.retries += 1
             await self.clock.sleep(pause)
             await self._conditions()
+
+    async def _wait_out(self, seconds: float) -> None:
+        """The task is paused: look again later. That does not grow, for a round waits no longer for its devices."""
+        self.tell(f"waiting {seconds:.0f} s: the task is paused")
+        self.counts.retries += 1
+        await self.clock.sleep(seconds)
+        await self._conditions()
 
 
 def _final(problem: Problem) -> Refused:

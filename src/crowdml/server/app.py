@@ -278,7 +278,8 @@ class Front:
         `offer` is the one whose body follows: the runner may have the next one by now, from another thread.
         """
         hash_ = runner.task.hash
-        now = (offer, self.hub.states[hash_], self.hub.window())
+        state = self.hub.states[hash_]
+        now = (offer, state, self.hub.next_visit(state))
         tag = f'"{offer.version}"'.encode()
         kept = self._heads.get(hash_)
         if kept is None or kept[0] != now:

@@ -48,6 +48,8 @@ SWITCH = 0.0005
 """Seconds after which a busy event loop lets the writing thread go on: it gives way at each signature it verifies."""
 LINGER = 0.003
 """Seconds at most between two batches: a larger one costs each of its check-ins less."""
+PAUSED = 5
+"""Seconds after which a device looks again at a task that is paused; longer where the crowd is large."""
 log = logging.getLogger("crowdml.server")
 
 
@@ -201,9 +203,9 @@ class Hub:
                 log.error("task %s cannot be hosted: %s", stored.name, error)
 
     def _turned(self, runner: TaskRunner) -> None:
-        """The task's state changed: nobody could answer while it was not running."""
+        """The task's state changed: nobody could answer while it was not running, and devices come back by and by."""
         if runner.rounds is not None:
-            runner.rounds.renew()
+            runner.rounds.renew(2.0 * self.next_visit("paused"))
         self._look_after_rounds(runner)
 
     def _point(self) -> None:
@@ -351,7 +353,7 @@ class Hub:
         if state == "stopped":
             raise Problem("task-stopped", self.runners[hash_].reason or "The task was stopped.")
         if state != "running":
-            raise Problem("busy", f"The task is {state}.", retry_after=60)
+            raise self._waits(state)
         return rounds.view(device, number).encode()
 
     # --- places and letters ---
@@ -520,7 +522,7 @@ class Hub:
             stopped = Problem("task-stopped", runner.reason or "The task was stopped.")
             return [runner.repeated(signed) or stopped for signed in batch]
         if state != "running":
-            waits = Problem("busy", f"The task is {state}.", retry_after=60)
+            waits = self._waits(state)
             return [runner.repeated(signed) or waits for signed in batch]
         if self.is_full():
             full = Problem("full", "The server's disk is full.", retry_after=300)
@@ -673,6 +675,15 @@ class Hub:
         window = int(self.population.size(len(self.keys), now) / self.limits.pace)
         self.population.span = max(SPAN, 2.0 * window)  # whoever keeps to the window is seen in it
         return window
+
+    def next_visit(self, state: State) -> int:
+        """The same for a task in this state. Who waits for one that is paused stays away for up to twice as long; they
+        are all who are registered, for nobody checks in."""
+        return self.window() if state != "paused" else max(PAUSED, int(len(self.keys) / self.limits.pace))
+
+    def _waits(self, state: State) -> Problem:
+        what = "The task is paused: what was charged waits on the device." if state == "paused" else "It has not begun."
+        return Problem("task-paused", what, retry_after=self.next_visit("paused"))
 
 
 def price_of(runner: TaskRunner) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Operation:
 ENVELOPE = ("malformed", "unknown-device", "signature", "not-joined", "revoked", "unknown-task", "too-slow",
             "seq-conflict", "seq-gap", "task-stopped", "withdrawn", "too-large", "wrong-task", "wrong-kind",
             "wrong-recipient", "wrong-place", "wrong-message", "stale", "round-refused", "round-over", "busy",
-            "not-ready", "full")  # fmt: skip
+            "not-ready", "task-paused", "full")  # fmt: skip
 SIGNED = ("authorization", "clock", "signature", "unknown-device", "forbidden", "revoked", "withdrawn")
 READER = ("unknown-task", "closed", "authorization", "clock", "signature", "unknown-device", "not-joined", "revoked",
           "withdrawn")  # fmt: skip
@@ -87,7 +87,7 @@ OPERATIONS = (
     Operation("post", "/v1/tasks/{task}/check-in", "Deliver one signed envelope; the answer is a receipt.",
               {202: MSGPACK, 200: MSGPACK}, ENVELOPE, MSGPACK, headers=("Crowdml-Next",)),
     Operation("get", "/v1/tasks/{task}/round", "What this device is told of a round of masking now.", {200: MSGPACK},
-              (*LOOK, "not-found", "bad-request", "round-over", "task-stopped"), None,
+              (*LOOK, "not-found", "bad-request", "round-over", "task-stopped", "task-paused"), None,
               (("query", "round", {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}),),
               headers=("Cache-Control",), signed="always"),
     Operation("post", "/v1/tasks/{task}/round", "Say something in a round of masking; the answer is its view.",

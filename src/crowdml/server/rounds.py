@@ -490,9 +490,10 @@ class Rounds:
             for each in loose:
                 self._put(replace(self.active[each.state.round], loose=0))
 
-    def renew(self) -> None:
-        """Give every phase its whole time again: the task was not served for a while."""
-        now = self.clock()
+    def renew(self, away: float = 0.0) -> None:
+        """Give every phase its whole time again: the task was not served for a while, and its devices come back within
+        `away` seconds."""
+        now = self.clock() + away
         self.seen.update(dict.fromkeys(self.seen, now))
         self.active = {
             number: replace(each, deadline=now + self._length(each.phase)) for number, each in self.active.items()

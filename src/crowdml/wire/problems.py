@@ -149,6 +149,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         500, "The server made a mistake", "Try again later, and tell whoever runs it the id in `request`."
     ),
     "busy": ProblemKind(503, "The server is busy", "Come back after the seconds in Retry-After."),
+    "task-paused": ProblemKind(
+        503,
+        "This task is paused",
+        "Keep the message, and send the same bytes after the seconds in Retry-After; nothing is lost meanwhile.",
+    ),
     "not-ready": ProblemKind(503, "The server is starting or stopping", "Come back after the seconds in Retry-After."),
     "full": ProblemKind(507, "The server's disk is full", "Keep the message and come back later; reading still works."),
 }

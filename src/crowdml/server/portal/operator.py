@@ -112,6 +112,8 @@ async def change_state(visit: Visit) -> Response:
         raise Problem("invalid-form", "A task is asked to run, pause or stop.")
     if hosted.reason is not None and state != "stopped":
         raise Problem("conflict", f"The task has ended by its own rule: {hosted.reason}.")
+    if state == "paused" and hosted.state == "stopped":
+        raise Problem("conflict", "The task is stopped: there is nothing to pause.")
     await visit.hub.set_state(hosted.task.hash, state, f"by {visit.name}")
     return visit.go(f"/operator/tasks/{_id(hosted)}", state)
 

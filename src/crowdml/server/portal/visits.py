@@ -43,7 +43,7 @@ READS = ("GET", "HEAD")
 NOTICES = {
     "started": "The task runs. Devices with an invitation may join now.",
     "running": "The task runs again.",
-    "paused": "The task is paused: devices are asked to come back later.",
+    "paused": "The task is paused: devices wait, and keep what they have charged.",
     "stopped": "The task is stopped. Its model stays.",
     "closed": "Only devices that joined may read what the task publishes.",
     "opened": "Everybody may read what the task publishes.",
