@@ -91,3 +91,11 @@ def test_a_city_needs_peers_and_readings_of_every_place():
         peers.exchange(histogram(), readings(5), seed=1)
     with pytest.raises(TaskError, match="readings of 4"):
         peers.exchange(TASK, readings(4), seed=1)
+
+
+def test_a_task_says_how_clusters_get_labels():
+    search = TASK.with_(model={**TASK.model, "solver": "search"})
+    voters = peers.learn(search, CITY.states, CITY.kept, seed=3)
+    assert any((one.labels != two.labels).any() for one, two in zip(voters, CITY.voters, strict=True))
+    with pytest.raises(TaskError, match="shares, search"):
+        peers.exchange(TASK.with_(model={**TASK.model, "solver": "guess"}), readings(5), seed=1)

@@ -13,7 +13,9 @@ Where we differ (privacy review, section 3):
 - Batches have a fixed public size, so neighbours replace one measurement and move two counts: the scale is 2 / epsilon,
   where the paper has 1 / epsilon (P2, P5). A measurement is the label of one window in one batch (P3), and pays once.
 - The same bytes go to every peer (P4): noise that is drawn again for each of them would be paid for each time.
-- What was heard is projected or shrunk with the known variance of the noise (`models/proportions.py`): that is free.
+- Clusters are labelled by least squares with the known variance of the noise (`models/clusters.py`), not by a search:
+  it is better at every epsilon that we measured (`model.solver`). It takes counts as they came: rows that were clipped
+  or projected are biased.
 - A device's own labelling uses its own proportions without noise. It never leaves, and nor do predictions: to publish
   either would be a release that nobody charged (P6).
 - A device writes to its c nearest, and also to who has it among the c nearest: "near" is not mutual, and c + 1 models
@@ -58,7 +60,7 @@ from crowdml.protocol import (
     address_of,
     total_fields,
 )
-from crowdml.task import Task, between, read_section
+from crowdml.task import Task, between, choose, read_section
 
 if TYPE_CHECKING:
     from crowdml.models.clusters import Voters
@@ -97,10 +99,13 @@ class Clusters:
     k: int = 16
     """Clusters of a device's own windows; each gets one label."""
     restarts: int = 10
-    """Starts of the search for their labels."""
+    """Starts of a search for their labels."""
+    solver: str = "shares"
+    """How they get labels: by the shares of classes that explain all batches best, or by a `search` (Stolpe, Morik)."""
     kind: str = "clusters"
 
     def __post_init__(self) -> None:
+        choose("model.solver", self.solver, ("shares", "search"))
         between("model.k", self.k, 2, 1_000)
         between("model.restarts", self.restarts, 1, 1_000)
 
@@ -371,6 +376,7 @@ def learn(task: Task, state: Listening, kept: Kept, seed: int) -> Voters:
         restarts=model.restarts,
         seed=seed,
         variance=variance(fixed.counts),
+        solver=model.solver,  # pyright: ignore[reportArgumentType]  one of two, as checked
     )
 
 
