@@ -16,7 +16,7 @@ from crowdml.arrays import Array, Integers, Samples
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.messages import Address, check_pair
 from crowdml.privacy.losses import Loss, Total
-from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.mechanisms import Mechanism, Scheduled, paid
 from crowdml.privacy.private import Masked, Private, Release
 from crowdml.records import record
 from crowdml.task import Task
@@ -272,7 +272,8 @@ class Quote:
     """What a check-in costs before any runs: to its dearest sample, and to the device if all samples were replaced.
 
     Which sample is the dearest depends on how often samples serve and at which delta one asks, so the totals of all
-    positions in the batch are kept and compared when asked.
+    positions in the batch are kept and compared when asked. Where check-ins cost unlike (`Scheduled`), these totals are
+    of the dearest one, and several cost what the dearest so many of the schedule do.
     """
 
     rows: tuple[QuotedRow, ...]
@@ -285,6 +286,8 @@ class Quote:
 
     def sample(self, uses: int = 1) -> Total:
         """What the dearest sample loses after it was used in `uses` check-ins."""
+        if self._scheduled:
+            return dearest(positions(self._table, uses=uses), self.delta)
         return dearest(self.positions, self.delta, uses)
 
     def sample_epsilon(self, uses: int = 1) -> float:
@@ -293,23 +296,39 @@ class Quote:
 
     def device_epsilon(self, check_ins: int = 1) -> float:
         """The device's total after `check_ins`."""
-        return self.device.scaled(check_ins).epsilon(self.delta)
+        return self._of_device(self.device, check_ins, lambda row: row.device_loss).epsilon(self.delta)
 
     def sample_epsilon_alone(self, uses: int = 1) -> float:
         """A sample's total if everyone else colludes."""
+        if self._scheduled:
+            return dearest(positions(self._table, alone, uses), self.delta).epsilon(self.delta)
         return dearest(self.positions_alone, self.delta, uses).epsilon(self.delta)
 
     def device_epsilon_alone(self, check_ins: int = 1) -> float:
         """The device's total if everyone else colludes."""
-        return self.device_alone.scaled(check_ins).epsilon(self.delta)
+        return self._of_device(self.device_alone, check_ins, device_alone).epsilon(self.delta)
+
+    @property
+    def _table(self) -> dict[str, Mechanism]:
+        return {row.row: row.mechanism for row in self.rows}
+
+    @property
+    def _scheduled(self) -> bool:
+        return any(isinstance(row.mechanism, Scheduled) for row in self.rows)
+
+    def _of_device(self, once: Total, check_ins: int, loss: Callable[[Mechanism], Loss]) -> Total:
+        if not self._scheduled:
+            return once.scaled(check_ins)
+        return Total.of(paid(row.mechanism, check_ins, loss) for row in self.rows)
 
 
 def positions(
-    table: Mapping[str, Mechanism], loss: Callable[[Mechanism], Loss] = lambda row: row.loss
+    table: Mapping[str, Mechanism], loss: Callable[[Mechanism], Loss] = lambda row: row.loss, uses: int = 1
 ) -> tuple[Total, ...]:
-    """What one check-in costs each sample of its batch: rows that cover the same sample add, disjoint ones do not."""
-    edges = sorted({mechanism.covers.start for mechanism in table.values()})
-    covering = [[loss(row) for row in table.values() if row.covers.start <= edge < row.covers.stop] for edge in edges]
+    """What `uses` check-ins cost each sample of a batch: rows that cover the same sample add, disjoint ones do not."""
+    rows = [(row.covers, paid(row, uses, loss)) for row in table.values()]
+    edges = sorted({covers.start for covers, _ in rows})
+    covering = [[lost for covers, lost in rows if covers.start <= edge < covers.stop] for edge in edges]
     return tuple(dict.fromkeys(Total.of(losses) for losses in covering))
 
 

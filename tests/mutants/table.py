@@ -34,7 +34,10 @@ MASKED_SGD = "tests/protocols/test_sgd_masked.py::"
 MLP, SCORES, BINARY = (f"models/{name}.py" for name in ("mlp", "scores", "binary"))
 CLIPPED = "tests/models/test_clipping.py::"
 LOCAL, STEPPED = "protocols/local_updates.py", "tests/protocols/test_local_updates.py::"
+NOISES, SCHEDULED = "tests/protocols/test_noise_schedules.py::", "tests/loopback/test_schedule_loop.py::"
 H17, TRUSTED = "tests/review/test_h17_findings.py::", "tests/sim/test_trusted.py::"
+PLLP, PL = "protocols/proportions.py", "tests/review/test_pl_findings.py::"
+PUBLISHED_PLLP = "sim/published_proportions.py"
 
 
 @dataclass(frozen=True)
@@ -488,8 +491,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overlapping rows of a check-in not added",
         "protocol.py",
-        "loss(row) for row in table.values() if row.covers.start <= edge < row.covers.stop",
-        "loss(row) for row in table.values() if row.covers.start == edge",
+        "lost for covers, lost in rows if covers.start <= edge < covers.stop",
+        "lost for covers, lost in rows if covers.start == edge",
         f"{KILLERS}test_a_sample_pays_for_everything_that_used_it",
     ),
     # --- T epsilon summed as epsilon; the accountant's neighbours; conversions ---
@@ -617,8 +620,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the door does not record",
         "privacy/door.py",
-        "self.passages.append(Passage(row, mechanism, private.part))",
-        "Passage(row, mechanism, private.part)",
+        "self.passages.append(Passage(row, mechanism, private.part, self.trip))",
+        "Passage(row, mechanism, private.part, self.trip)",
         "tests/privacy/test_door.py::test_what_passes_the_door_is_a_release_and_a_passage",
     ),
     Mutant(
@@ -1379,6 +1382,77 @@ MUTANTS: tuple[Mutant, ...] = (
         "return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.cohort",
         f"{STEPPED}test_the_noise_of_a_device_is_calibrated_to_twice_its_clip[skellam]",
     ),
+    # --- noise that changes over check-ins ---
+    Mutant(
+        "schedules: the factor of a check-in is not squared",
+        MECHANISMS,
+        "return replace(row, clip=level, rho=share**2 * row.rho)",
+        "return replace(row, clip=level, rho=share * row.rho)",
+        f"{NOISES}test_a_check_in_s_row_has_the_noise_of_all_and_the_sensitivity_of_its_share[gaussian]",
+    ),
+    Mutant(
+        "schedules: pure epsilon as if it were zCDP",
+        LOCAL,
+        "return sum((share**power for share in sorted(shares, reverse=True)[:times]), Fraction(0))",
+        "return sum((share**2 for share in sorted(shares, reverse=True)[:times]), Fraction(0))",
+        f"{NOISES}test_l8_the_prices_of_a_schedule_s_check_ins_add_up_to_the_task_s_epsilon[laplace-growing]",
+    ),
+    Mutant(
+        "schedules: the price of the first check-in for all",
+        "privacy/door.py",
+        "return at(self.mechanism, int(self.trip))",
+        "return at(self.mechanism, 0)",
+        f"{NOISES}test_the_ledger_charges_each_check_in_its_own_price",
+    ),
+    Mutant(
+        "schedules: the price of the last check-in for all",
+        "privacy/door.py",
+        "return at(self.mechanism, int(self.trip))",
+        "return at(self.mechanism, len(getattr(self.mechanism, 'levels', '0')) - 1)",
+        f"{SCHEDULED}test_a_device_s_ledger_holds_the_price_of_every_check_in_of_its_schedule",
+    ),
+    Mutant(
+        "schedules: a budget is asked for the first check-in's price every time",
+        "device/runner.py",
+        "self._dearest if self._losses is not None else self._price(self._seq)",
+        "self._dearest",
+        f"{SCHEDULED}test_a_device_that_stops_and_returns_goes_on_in_its_schedule",
+    ),
+    Mutant(
+        "schedules: the quote scales one check-in",
+        MECHANISMS,
+        "        return mechanism.total(check_ins, loss)",
+        "        return mechanism.total(1, loss).scaled(check_ins)",
+        f"{NOISES}test_l8_the_prices_of_a_schedule_s_check_ins_add_up_to_the_task_s_epsilon[gaussian-growing]",
+    ),
+    Mutant(
+        "schedules: a sample pays for the cheapest check-ins",
+        MECHANISMS,
+        "tuple(sorted(self.levels, reverse=True))",
+        "tuple(sorted(self.levels))",
+        f"{NOISES}test_l8_the_prices_of_a_schedule_s_check_ins_add_up_to_the_task_s_epsilon[stable-growing]",
+    ),
+    Mutant(
+        "schedules: the whole update at the price of a share",
+        MECHANISMS,
+        "xp.where(level > 0, contributions, 0) * share.astype(contributions.dtype)",
+        "xp.where(level > 0, contributions, 0)",
+        f"{NOISES}test_a_vector_that_is_priced_by_stability_is_given_in_its_share",
+    ),
+    Mutant(
+        "schedules: a share is clipped as the whole",
+        MECHANISMS,
+        'norm="l1" if laplace else "l2", clip=xp.maximum(level, 1))',
+        'norm="l1" if laplace else "l2", clip=row.clip)',
+        f"{NOISES}test_however_long_a_contribution_is_its_share_is_clipped_to_the_share_of_the_clip[gaussian]",
+    ),
+    Mutant(
+        "schedules: after the last check-in it goes on with the last",
+        MECHANISMS,
+        "place = xp.minimum(xp.asarray(trip), len(self.levels))",
+        "place = xp.minimum(xp.asarray(trip), len(self.levels) - 1)",
+        f"{NOISES}test_what_a_device_can_move_is_what_its_check_in_is_priced_for[10-growing]",
+    ),
     # --- the library of 2017 and its baselines, priced ---
     Mutant(
         "published: a replaced device moves its weights once",
@@ -1421,5 +1495,57 @@ MUTANTS: tuple[Mutant, ...] = (
         "return made.loss(2 * self.clip,",
         "return made.loss(self.clip,",
         "tests/experiments/test_federated.py::test_csdp_is_charged_for_every_round_of_a_device_and_not_for_luck",
+    ),
+    # --- label proportions: p-LLP 2 -> 1; normalise in loop; sample used twice with one charge ---
+    Mutant(
+        "proportions: a replaced measurement moves one count",
+        PLLP,
+        "return CountLaplace(L1(Fraction(2)), epsilon, everything, promise)",
+        "return CountLaplace(L1(Fraction(1)), epsilon, everything, promise)",
+        f"{PL}test_p2_the_published_scale_costs_two_epsilon_and_ours_what_it_says",
+    ),
+    Mutant(
+        "proportions: counts leave as they are",
+        MECHANISMS,
+        'norm="l1", clip=1)\n        return total + noise.discrete_laplace(self.scale, like=total)',
+        'norm="l1", clip=1)\n        return total',
+        f"{PL}test_p2_noise_that_a_device_draws_has_the_variance_of_two_over_epsilon",
+    ),
+    Mutant(
+        "proportions: noise is drawn again for each peer",
+        PLLP,
+        "    return Step(after, (Send(to, said),))\n",
+        '    each = [replace(said, counts=ctx.release("counts", rows)) for _ in to]\n'
+        "    return Step(after, tuple(Send(one, new) for one, new in zip(sorted(to), each)))\n",
+        f"{PL}test_p4_all_peers_get_the_same_bytes_and_the_batch_is_charged_once",
+    ),
+    Mutant(
+        "proportions: alpha has all of epsilon in its exponent",
+        PLLP,
+        "alpha = float(np.exp(-1 / float(row.scale)))",
+        "alpha = float(np.exp(-2 / float(row.scale)))",
+        f"{PL}test_p2_alpha_and_variance_are_the_reviews[0.1-0.951229-None-799.8334]",
+    ),
+    Mutant(
+        "published: normalised in the loop where it should be once",
+        PUBLISHED_PLLP,
+        "        if normalise == IN_LOOP:\n",
+        "        if normalise:\n",
+        f"{PL}test_p1_normalised_once_only_a_row_that_was_clipped_as_a_whole_repeats_and_neighbours_share_it",
+    ),
+    Mutant(
+        "published: ten folds are charged as one",
+        PUBLISHED_PLLP,
+        "else 2 * epsilon * uses",
+        "else 2 * epsilon",
+        f"{PL}test_p4_the_papers_evaluation_costs_18_epsilon_and_its_claim_is_1",
+    ),
+    Mutant(
+        "windows: a reading that is no number leaves its row out",
+        "features/series.py",
+        "    return _short(x), series[len(series) - count :].copy()\n",
+        "    kept = np.isfinite(series[len(series) - count :])\n"
+        "    return _short(x[kept]), series[len(series) - count :][kept]\n",
+        f"{PL}test_p3_a_measurement_is_the_label_of_one_row_of_one_batch_however_wide_the_windows",
     ),
 )

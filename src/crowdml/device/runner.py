@@ -37,7 +37,7 @@ from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolErr
 from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.losses import Loss
-from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.mechanisms import Mechanism, Scheduled
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.privacy.sensitivity import Observer
@@ -296,13 +296,14 @@ def charges_of(
 ) -> list[Charge]:
     """What went through the door, bound to the serials of the batch whose first sample has serial `first`.
 
-    `losses` are those of the table that the passages are of, where somebody has them at hand.
+    `losses` are those of the table that the passages are of, where somebody has them at hand and they are always the
+    same.
     """
     return [
         Charge(
             task.hash,
             passage.row,
-            *((passage.mechanism.loss, passage.mechanism.device_loss) if losses is None else losses[passage.row]),
+            *(_losses_of(passage.priced) if losses is None else losses[passage.row]),
             passage.mechanism.observer,
             passage.mechanism.sensitivity.adjacency,
             first + passage.part.start,
@@ -312,6 +313,10 @@ def charges_of(
         )
         for passage in passages
     ]
+
+
+def _losses_of(mechanism: Mechanism) -> tuple[Loss, Loss]:
+    return mechanism.loss, mechanism.device_loss
 
 
 def _alone(mechanism: Mechanism) -> tuple[Loss | None, Loss | None]:
@@ -370,9 +375,9 @@ class Runner:
         self.counts = Counts()
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
-        self._losses = {name: (row.loss, row.device_loss) for name, row in self._table.items()}
-        rows = [Passage(name, mechanism, mechanism.covers) for name, mechanism in self._table.items()]
-        self._dearest = charges_of(task, rows, 0, self.clock.utc(), self._losses)
+        scheduled = any(isinstance(row, Scheduled) for row in self._table.values())
+        self._losses = None if scheduled else {name: _losses_of(row) for name, row in self._table.items()}
+        self._dearest = self._price(0)
         self._dearest_at = min((charge.first_sample for charge in self._dearest), default=0)
         self._batch = protocol.batch(task)
         self._capacity = max(self._batch, int(task.protocol.get("buffer") or 10 * self._batch))
@@ -440,6 +445,11 @@ class Runner:
         while (left := self._not_before - self.clock.now()) > 0:
             await self.clock.sleep(left)
 
+    def _price(self, trip: int) -> list[Charge]:
+        """The dearest form of a step, the whole table, at the device's check-in number `trip`."""
+        rows = [Passage(name, mechanism, mechanism.covers, trip) for name, mechanism in self._table.items()]
+        return charges_of(self.task, rows, 0, self.clock.utc(), self._losses)
+
     def _afford(self, now: _Serving) -> _Serving:
         """The batch with its serials, if the budgets allow it the dearest form of the step: the whole table.
 
@@ -452,7 +462,8 @@ class Runner:
                 first = ledger.next_serial()
                 now = replace(now, serials=tuple(range(first, first + size)))
             at = now.serials[0] + self._dearest_at
-            ledger.check(self.task.hash, self._dearest, self.member.budgets, at=at, take=take)
+            dearest = self._dearest if self._losses is not None else self._price(self._seq)
+            ledger.check(self.task.hash, dearest, self.member.budgets, at=at, take=take)
         return now
 
     async def _turn(self) -> str | None:
@@ -487,7 +498,7 @@ class Runner:
         if any(isinstance(effect, CheckOut) for effect in step.effects):
             publication = await self._check_out()
             self.tell("checked out")
-            door = Door(self._table, self.noise)
+            door = Door(self._table, self.noise, trip=self._seq)
             context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, trip=self._seq)
             step = advance(self.protocol.device, self.task, self._state, publication, context)
             sealed = await self._write(step, door, now, self._sealed_messages(step, door))
@@ -573,7 +584,7 @@ class Runner:
         from crowdml.secagg import device
 
         heard = self._heard(publication)
-        door = Door(self._table, self.noise)
+        door = Door(self._table, self.noise, trip=self._seq)
         context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, door.masked, self._seq)
         step = advance(self.protocol.device, self.task, self._state, heard, context)
         vectors = self._said_under_masks(step, door)

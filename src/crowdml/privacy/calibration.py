@@ -23,6 +23,7 @@ __all__ = [
     "gdp_epsilon",
     "laplace_scale",
     "rho_for",
+    "round_down",
     "skellam_loss",
     "skellam_variance",
 ]
@@ -96,6 +97,12 @@ def _ceiling(value: Fraction, bits: int = BITS) -> Fraction:
     """Rounded up by at most one part in 2^bits, to a multiple of a power of two."""
     unit = Fraction(2) ** (_exponent(value) - bits)
     return math.ceil(value / unit) * unit
+
+
+def round_down(value: Fraction, bits: int = BITS) -> Fraction:
+    """A loss to spend at the most, down by at most one part in 2^bits to a multiple of a power of two: a short text."""
+    unit = Fraction(2) ** (_exponent(value) - bits)
+    return math.floor(value / unit) * unit
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from typing import Any
 
 from crowdml.arrays import Integers
 from crowdml.errors import LeakError
-from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.mechanisms import Mechanism, Scheduled, at
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Masked, Private, Release, Rows, Stamp
 from crowdml.privacy.sensitivity import Observer
@@ -22,6 +22,13 @@ class Passage:
     row: str
     mechanism: Mechanism
     part: Rows
+    trip: Any = 0
+    """The device's how-many-th check-in this is: what a scheduled row costs depends on it."""
+
+    @property
+    def priced(self) -> Mechanism:
+        """The row as it was in this check-in."""
+        return at(self.mechanism, int(self.trip))
 
 
 @record(frozen=False)
@@ -36,6 +43,8 @@ class Door:
     noise: Source
     stamp: Stamp = field(default_factory=lambda: Stamp("this step"))
     passages: list[Passage] = field(default_factory=list)
+    trip: Any = 0
+    """How many check-ins of this task the device made before: the shell says so, and no handler."""
 
     def release(self, row: str, private: Private[Any]) -> Release[Integers]:
         """Let `private` out through the mechanism in row `row` of the protocol's table."""
@@ -89,6 +98,9 @@ class Door:
                 f"Row {row!r} takes {each} of the {private.part.size} samples of its part, and the mechanism "
                 f"bounds each row; this value has {rows[0] if rows else 'no'} rows. Let `map` keep the samples apart."
             )
-        value = mechanism.draw(private._value, self.noise)
-        self.passages.append(Passage(row, mechanism, private.part))
+        if isinstance(mechanism, Scheduled):
+            value = mechanism.draw_at(self.trip, private._value, self.noise)
+        else:
+            value = mechanism.draw(private._value, self.noise)
+        self.passages.append(Passage(row, mechanism, private.part, self.trip))
         return value

@@ -36,14 +36,14 @@ class Grid:
         if not FINEST <= self.step <= COARSEST:
             raise ValueError(f"A grid step of {float(self.step):g} is out of reach of a float32; choose 2^-64 to 2^64.")
 
-    def sum(self, rows: Array, *, norm: Norm, clip: int) -> Integers:
+    def sum(self, rows: Array, *, norm: Norm, clip: int | Integers) -> Integers:
         """Contributions [b, ...] -> integers [...]: clip each row to `clip` steps, truncate toward zero, check, add.
 
         Truncation toward zero never raises a norm, and a row whose *integer* norm is above `clip` all the same (a
         rounding of the scaling factor) counts as zero, as does an entry that is not finite or beyond the clip. So the
         sum of a batch in which one sample is replaced moves by at most 2 * clip steps, exactly, whatever the rows were.
         """
-        if not 0 < clip <= LARGEST_CLIP:
+        if isinstance(clip, int) and not 0 < clip <= LARGEST_CLIP:  # an array comes of clips that were asked about
             raise ValueError(f"A clip of {clip} grid steps is outside 1 to {LARGEST_CLIP}; choose another grid step.")
         xp = namespace(rows)
         axes = tuple(range(1, rows.ndim))

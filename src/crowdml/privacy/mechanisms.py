@@ -8,15 +8,21 @@ alone (and on public values).
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 from typing import Protocol as Interface
+
+import numpy as np
 
 from crowdml.arrays import Array, Integers, namespace
 from crowdml.errors import GuaranteeError
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, skellam_loss
-from crowdml.privacy.grid import COUNTS, Grid
-from crowdml.privacy.losses import ZCDP, Loss, Pure, Unbounded, group
+from crowdml.privacy.grid import COUNTS, LARGEST_CLIP, Grid
+from crowdml.privacy.losses import ZCDP, Loss, Pure, Total, Unbounded, group
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L1, L2, Adjacency, Observer
@@ -540,6 +546,152 @@ class GaussianStable:
         """Contributions [1, length]: to the nearest step; what is not finite is zero, what is beyond `reach` held."""
         total = _rounded(self, contributions)
         return total + noise.discrete_gaussian(self.sigma, like=total)
+
+
+FINEST_SHARE = 2**16
+"""A share of a vector that is priced by stability is a multiple of its inverse."""
+
+
+@record
+class Scheduled:
+    """A row whose noise changes from one check-in of a device to the next, by a public schedule.
+
+    Check-in t gives `levels[t] / of` of the value, with the noise of `row`: whoever divides by this share finds the
+    value under noise that is larger by as much. After the last level nothing is given, and noise alone is said.
+
+    Guarantee: check-in by check-in that of `at(t)`, which is an ordinary row: its sensitivity is the share's, so that
+    it costs share^2 rho (share * epsilon for Laplace noise). Which check-in it is depends on no sample, and all of them
+    compose; `total` adds up. Proof: docs/proofs/composition.md.
+    """
+
+    row: GridLaplace | GridGaussian | GaussianStable
+    levels: tuple[int, ...]
+    of: int
+
+    def __post_init__(self) -> None:
+        if not self.row.whole or not self.levels or not 0 < min(self.levels) <= max(self.levels) <= self.of:
+            raise GuaranteeError(
+                f"A schedule gives shares of one contribution a check-in, each from 1 to {self.of} of {self.of}; these "
+                f"are {len(self.levels)} from {min(self.levels, default=0)} to {max(self.levels, default=0)}."
+            )
+        if not isinstance(self.row, GaussianStable) and not self.row.clip == self.of <= LARGEST_CLIP:
+            raise GuaranteeError(f"Shares are of a clip of {self.row.clip} grid steps, at most {LARGEST_CLIP}.")
+
+    @staticmethod
+    def over(row: GridLaplace | GridGaussian | GaussianStable, shares: Sequence[Fraction]) -> Scheduled:
+        """Shares rounded down to what the row can give; it ends where one of them comes to nothing."""
+        of = FINEST_SHARE if isinstance(row, GaussianStable) else row.clip
+        levels = [math.floor(share * of) for share in shares]
+        return Scheduled(row, tuple(levels[: levels.index(0)] if 0 in levels else levels), of)
+
+    @property
+    def kind(self) -> str:
+        return self.row.kind
+
+    @property
+    def grid(self) -> Grid:
+        return self.row.grid
+
+    @property
+    def observer(self) -> Observer:
+        return self.row.observer
+
+    @property
+    def promise(self) -> str:
+        return self.row.promise
+
+    @property
+    def covers(self) -> Rows:
+        return self.row.covers
+
+    whole = True
+    """One row for all samples."""
+
+    @property
+    def sensitivity(self) -> L1 | L2:
+        """Of the dearest check-in, as the losses are."""
+        return self._dearest.sensitivity
+
+    @property
+    def loss(self) -> Loss:
+        return self._dearest.loss
+
+    @property
+    def device_loss(self) -> Loss:
+        return self._dearest.device_loss
+
+    @cached_property
+    def _dearest(self) -> Mechanism:
+        return self._with(max(self.levels))
+
+    def at(self, trip: int) -> Mechanism:
+        """The row that check-in number `trip` (from 0) goes through: what the ledger charges."""
+        return self._with(self.levels[trip] if trip < len(self.levels) else 0)
+
+    def _with(self, level: int) -> Mechanism:
+        """A smaller sensitivity under the same noise: both are what the loss is made of, so neither is rounded."""
+        row, share = self.row, Fraction(level, self.of)
+        if isinstance(row, GridLaplace):
+            return replace(row, clip=level, epsilon=share * row.epsilon)
+        if isinstance(row, GridGaussian):
+            return replace(row, clip=level, rho=share**2 * row.rho)
+        if not level:
+            return replace(row, rho=Fraction(0))
+        slack = row.grid.step / 2**10  # for the product with the share
+        one, everything = (share * bound + slack for bound in (row.stability, row.device_stability))
+        smaller = row.steps(one) / row.sensitivity.bound  # rounding is paid in full
+        return replace(row, stability=one, device_stability=everything, rho=smaller**2 * row.rho)
+
+    def total(self, check_ins: int, loss: Callable[[Mechanism], Loss] = lambda row: row.loss) -> Total:
+        """What so many check-ins cost at the most: the dearest ones of the schedule. Exact."""
+        counted = Counter(self._by_price[:check_ins])
+        return Total.of(Total.of([loss(self._with(level))]).scaled(times) for level, times in counted.items())
+
+    @cached_property
+    def _by_price(self) -> tuple[int, ...]:
+        return tuple(sorted(self.levels, reverse=True))
+
+    def share(self, trip: Any) -> Array:
+        """The share of a check-in as a float32; `trip` may be traced."""
+        return self._level(trip).astype(np.float32) / self.of
+
+    def _level(self, trip: Any) -> Integers:
+        xp = namespace(trip)
+        place = xp.minimum(xp.asarray(trip), len(self.levels))
+        return xp.asarray(self._table)[place]
+
+    @cached_property
+    def _table(self) -> Integers:
+        return np.asarray([*self.levels, 0], np.int32)
+
+    def draw(self, contributions: Array, noise: Source) -> Integers:
+        raise GuaranteeError("A scheduled row is drawn for a check-in, which this does not name. Use `draw_at`.")
+
+    def draw_at(self, trip: Any, contributions: Array, noise: Source) -> Integers:
+        """The share of the one contribution [1, ...] that check-in number `trip` gives, with the row's noise."""
+        xp, row = namespace(contributions, trip), self.row
+        level, share = self._level(trip), self.share(trip)
+        given = xp.where(level > 0, contributions, 0) * share.astype(contributions.dtype)
+        if isinstance(row, GaussianStable):
+            total = _rounded(row, given)
+            return total + noise.discrete_gaussian(row.sigma, like=total)
+        laplace = isinstance(row, GridLaplace)
+        total = row.grid.sum(given, norm="l1" if laplace else "l2", clip=xp.maximum(level, 1))
+        if isinstance(row, GridLaplace):
+            return total + noise.discrete_laplace(row.scale, like=total)
+        return total + noise.discrete_gaussian(row.sigma, like=total)
+
+
+def at(mechanism: Mechanism, trip: int) -> Mechanism:
+    """What a row is in a device's check-in number `trip`, from 0: itself, but for a scheduled one."""
+    return mechanism.at(trip) if isinstance(mechanism, Scheduled) else mechanism
+
+
+def paid(mechanism: Mechanism, check_ins: int, loss: Callable[[Mechanism], Loss] = lambda row: row.loss) -> Total:
+    """What so many check-ins cost in one row of the table, at the most."""
+    if isinstance(mechanism, Scheduled):
+        return mechanism.total(check_ins, loss)
+    return Total.of([loss(mechanism)]).scaled(check_ins)
 
 
 @record

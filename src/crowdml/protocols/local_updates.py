@@ -14,16 +14,19 @@ Where we differ, and why:
   of them: it pays so.
 - The server moves when B_s check-ins of this round are there; those of an older round do not count, and do not stand
   in for others as in Algorithm 1, which may divide by zero (L9). Or they count, by age (Nguyen et al. 2022).
+- Noise that changes over a device's check-ins is always the same noise, on a public share of the update: each
+  check-in is charged its own price, and the server weighs what it hears by what the noise left of it.
 - Weights that are no longer finite stop the task, and the last good ones stay published.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -32,7 +35,7 @@ from crowdml.arrays import Array, Integers, Samples, fold, namespace, struct
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
 from crowdml.models import Model, read_model
-from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, skellam_variance
+from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, round_down, skellam_variance
 from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
 from crowdml.privacy.mechanisms import (
@@ -41,6 +44,7 @@ from crowdml.privacy.mechanisms import (
     GridGaussian,
     GridLaplace,
     Mechanism,
+    Scheduled,
     SkellamSum,
     l1_of,
 )
@@ -74,6 +78,11 @@ BETAS = (0.9, 0.99)
 BLURRED = "where the model would go from here, blurred so that nothing single shows"
 IN_A_SUM = "where the model would go from here, in a cohort's sum that is blurred so that nothing single shows"
 
+LEAST_SHARE = Fraction(1, FINEST_CLIP)
+"""Of an update: a smaller one is nothing on the finest grid, and there a schedule ends."""
+MOST_CHECK_INS = 2**16
+"""Of a schedule."""
+
 ADAPTIVE = ("adagrad", "rmsprop")
 COUNTERS = ("rounds", "check-ins", "trips", "steps", "path")
 
@@ -97,6 +106,29 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """`{ schedule = "geometric", ratio = 1.05 }`: how the noise changes from one check-in of a device to the next.
+
+    "constant": an update always has the same noise, and so the weights have noise in proportion to the step.
+    "geometric": `ratio` times as much in every check-in. "weights": the weights have always the same noise, and the
+    update has the more of it the shorter the steps get.
+    """
+
+    schedule: str = "constant"
+    ratio: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        choose("protocol.noise.schedule", self.schedule, ("constant", "geometric", "weights"))
+        if (self.ratio is not None) != (self.schedule == "geometric"):
+            raise TaskError(
+                f'protocol.noise.ratio with protocol.noise.schedule = "{self.schedule}": "geometric" has one, by which '
+                "the noise grows (or, below 1, shrinks) in every check-in, and nothing else has."
+            )
+        if self.ratio is not None and not Fraction(1, 10) <= self.ratio <= 10:
+            raise TaskError(f"protocol.noise.ratio = {float(self.ratio):g}: from 0.1 to 10.")
+
+
+@dataclass(frozen=True)
 class Settings:
     """The `[protocol]` table of a task."""
 
@@ -112,6 +144,7 @@ class Settings:
     server_rate: Fraction = Fraction(1)
     momentum: Fraction = Fraction(9, 10)
     buffer: int = 0
+    noise: Noise = Noise()
     kind: str = "local_updates"
 
     def __post_init__(self) -> None:
@@ -228,6 +261,11 @@ def plan(task: Task) -> Plan:
                 f'protocol.rate.counter = "{settings.rate.counter}": under masks the server hears a sum, so all '
                 'devices of a cohort take equal steps. Say "rounds" or "steps".'
             )
+        if settings.noise.schedule != "constant":
+            raise TaskError(
+                f'protocol.noise.schedule = "{settings.noise.schedule}": under masks the server hears a sum of devices '
+                "that are at unlike check-ins, and could not tell their shares apart. Leave the line out."
+            )
     return _plan(task, settings, model, float(l2))
 
 
@@ -243,14 +281,11 @@ def _plan(task: Task, settings: Settings, model: Model, l2: float) -> Plan:
         return Plan(settings, model, table, COUNTS, l2, masked, clip, False, bound)
     clip = longest(model, "l2", bound, settings.clip)
     stability = None if privacy.unit == "device" else _stability(task, settings, model, l2)
+    shares = None if settings.noise.schedule == "constant" else schedule_of(task, settings, model, l2)
     if stability is None:
-        row: Mechanism = _clipped_row(task, settings, model, clip)
+        row: Mechanism = _clipped_row(task, settings, model, clip, shares)
     else:
-        row = stable_row(
-            task, "update", Rows(0, settings.batch), math.prod(model.shape), stability=stability,
-            device_stability=2 * model.gradient_bound("l2", bound), float_error=_float_error(settings, model, bound),
-            releases=releases(task, settings), promise=lambda masked: IN_A_SUM if masked else BLURRED,
-        )  # fmt: skip
+        row = _stable_row(task, settings, model, stability, shares)
     return Plan(settings, model, {"update": row}, row.grid, l2, masked, clip, stability is not None, bound)
 
 
@@ -258,13 +293,108 @@ def releases(task: Task, settings: Settings) -> int:
     """How many check-ins one unit pays for: those that use a sample, or all that a device's budget lets it make."""
     if task.privacy.unit == "sample":
         return task.privacy.uses
-    budget = task.privacy.budget
-    if budget is None:
+    most = _most_check_ins(task, settings)
+    if most is None:
         raise TaskError(
             'privacy.budget is missing: with privacy.unit = "device" privacy.epsilon.update is for all check-ins of a '
             "device together, and privacy.budget.samples says how many they are."
         )
+    return most
+
+
+def _most_check_ins(task: Task, settings: Settings) -> int | None:
+    """T_d: as many as the samples that a device may give allow."""
+    budget = task.privacy.budget
+    if budget is None:
+        return None
     return task.privacy.uses * max(1, budget.samples // settings.batch)
+
+
+def schedule_of(task: Task, settings: Settings, model: Model, l2: float) -> tuple[Fraction, ...]:
+    """What share of an update each check-in of a device gives: its noise is the inverse of that, and the least one 1.
+
+    It ends with the device's budget, or where a share is as good as nothing. One that does neither is refused: nothing
+    bounds what it would cost in all.
+    """
+    most, noise = _most_check_ins(task, settings), settings.noise
+    at = _geometric(noise.ratio, most) if noise.ratio is not None else _like_the_steps(settings, model, l2)
+    if (most is None or most > MOST_CHECK_INS) and at(MOST_CHECK_INS) >= LEAST_SHARE:
+        many = "without end" if most is None else f"{most:,} times"
+        raise TaskError(
+            f"protocol.noise.schedule = {show(noise.schedule)}: a device would check in {many}, and nothing bounds the "
+            f"total of so many: this noise grows too slowly. Set privacy.budget.samples so that there are at most "
+            f"{MOST_CHECK_INS:,}, or let it grow faster."
+        )
+    shares = (at(trip) for trip in range(MOST_CHECK_INS if most is None else most))
+    return tuple(takewhile(lambda share: share >= LEAST_SHARE, shares))
+
+
+def _geometric(ratio: Fraction, most: int | None) -> Callable[[int], Fraction]:
+    last, base = 0, float(ratio)
+    if ratio < 1:
+        if most is None:
+            raise TaskError(
+                f"protocol.noise.ratio = {base:g}: noise that shrinks in every check-in has no finite total without a "
+                "last one. Say how many there are by privacy.budget.samples, or let it grow."
+            )
+        last = most - 1
+        if base**last < LEAST_SHARE:
+            raise TaskError(
+                f"protocol.noise.ratio = {base:g}: over the {most:,} check-ins of privacy.budget.samples noise would "
+                f"begin at more than {FINEST_CLIP:,} times its last, and hide all of the first updates. Bring the "
+                "ratio nearer to 1, or lower the budget."
+            )
+    return lambda trip: _short(base ** (last - trip))
+
+
+def _like_the_steps(settings: Settings, model: Model, l2: float) -> Callable[[int], Fraction]:
+    if settings.rate.counter not in ("trips", "path", "steps"):
+        raise TaskError(
+            f'protocol.rate.counter = "{settings.rate.counter}" with protocol.noise.schedule = "weights": how long the '
+            'steps of a device will be depends on others then, and so would its price. Say "trips" or "path".'
+        )
+    shape, none = Plan(settings, model, {}, COUNTS, l2, False, 0.0, False, 0.0), np.int32(0)
+
+    def reach(trip: int) -> float:
+        return float(shape.reach(np, first_count(shape, none, none, trip))[0])
+
+    first = reach(0)
+    return lambda trip: _short(reach(trip) / first)
+
+
+def _short(share: float) -> Fraction:
+    """Rounded down to a short fraction: shares are added up exactly."""
+    return Fraction(math.floor(min(share, 1.0) * 2**20), 2**20)
+
+
+def worth(task: Task, settings: Settings, shares: tuple[Fraction, ...] | None, power: int) -> Fraction:
+    """How many times the price of a whole update one unit pays for its check-ins, at the most.
+
+    A share costs its square in zCDP, itself in pure epsilon. A device pays for all its check-ins, and a sample for the
+    dearest of them that could use it.
+    """
+    if shares is None:
+        return Fraction(releases(task, settings))
+    times = len(shares) if task.privacy.unit == "device" else task.privacy.uses
+    return sum((share**power for share in sorted(shares, reverse=True)[:times]), Fraction(0))
+
+
+def _stable_row(
+    task: Task, settings: Settings, model: Model, stability: float, shares: tuple[Fraction, ...] | None
+) -> Mechanism:
+    bound, times = float(task.features.norm.bound), worth(task, settings, shares, 2)
+    row = stable_row(
+        task, "update", Rows(0, settings.batch), math.prod(model.shape), stability=stability,
+        device_stability=2 * model.gradient_bound("l2", bound), float_error=_float_error(settings, model, bound),
+        releases=releases(task, settings) if shares is None else math.ceil(times),
+        promise=lambda masked: IN_A_SUM if masked else BLURRED,
+    )  # fmt: skip
+    if shares is None or not isinstance(row, GaussianStable):
+        return row
+    whole = rho_for(task.privacy.epsilon["update"], task.privacy.delta)
+    row = replace(row, rho=Fraction(1))
+    unit = Scheduled.over(row, shares).total(task.privacy.uses).zcdp  # rounding costs every share as much
+    return Scheduled.over(replace(row, rho=round_down(whole / unit)), shares)
 
 
 def stability_of(settings: Settings, model: Model, bound: float, l2: float) -> float | None:
@@ -307,14 +437,17 @@ def _stability(task: Task, settings: Settings, model: Model, l2: float) -> float
     return found
 
 
-def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> GridLaplace | GridGaussian | SkellamSum:
+def _clipped_row(
+    task: Task, settings: Settings, model: Model, clip: float, shares: tuple[Fraction, ...] | None
+) -> Mechanism:
     """The update as ONE clipped contribution: all samples of the device together move it by 2 clips (R8)."""
     privacy, masking = task.privacy, task.masking
-    length, covers, times = math.prod(model.shape), Rows(0, settings.batch), releases(task, settings)
+    length, covers = math.prod(model.shape), Rows(0, settings.batch)
     most = clip if settings.update_clip is None else min(clip, float(settings.update_clip))
     epsilon = privacy.epsilon["update"]
     unit = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
     if masking is not None:
+        times = releases(task, settings)
 
         def share(steps: int) -> Fraction:
             l2 = Fraction(2 * steps)
@@ -331,12 +464,16 @@ def _clipped_row(task: Task, settings: Settings, model: Model, clip: float) -> G
                 'protocol.update_clip is missing: "discrete-laplace" noise is calibrated to the l1 norm (L2), and this '
                 "says how long an update may be in it."
             )
-        most = float(settings.update_clip)
-        grid, steps = choose_grid("update", most, laplace_scale(Fraction(2), epsilon / times), privacy.grid)
-        return GridLaplace(steps, epsilon / times, grid, covers, BLURRED, whole=True, adjacency=unit)
-    rho = rho_for(epsilon, privacy.delta) / times
+        most, each = float(settings.update_clip), epsilon / worth(task, settings, shares, 1)
+        each = each if shares is None else round_down(each)
+        grid, steps = choose_grid("update", most, laplace_scale(Fraction(2), each), privacy.grid)
+        laplace = GridLaplace(steps, each, grid, covers, BLURRED, whole=True, adjacency=unit)
+        return laplace if shares is None else Scheduled.over(laplace, shares)
+    rho = rho_for(epsilon, privacy.delta) / worth(task, settings, shares, 2)
+    rho = rho if shares is None else round_down(rho)
     grid, steps = choose_grid("update", most, gaussian_sigma(Fraction(2), rho), privacy.grid)
-    return GridGaussian(steps, rho, grid, covers, BLURRED, whole=True, adjacency=unit)
+    gaussian = GridGaussian(steps, rho, grid, covers, BLURRED, whole=True, adjacency=unit)
+    return gaussian if shares is None else Scheduled.over(gaussian, shares)
 
 
 def _float_error(settings: Settings, model: Model, bound: float) -> Fraction:
@@ -377,6 +514,16 @@ class Update:
     count: Public[Integers]
 
 
+@message("local/scheduled/1")
+class ScheduledUpdate:
+    """A check-in under noise that changes: a share of the update, and the check-in that says which."""
+
+    update: Release[Integers]
+    version: Public[Integers]
+    count: Public[Integers]
+    trip: Public[Integers]
+
+
 @message("local/masked/1")
 class MaskedUpdate:
     """A check-in of a masked task."""
@@ -409,7 +556,14 @@ def contribute(task: Task, waiting: Private[Samples] | None, public: Weights, ct
     if fixed.masked:
         return Step(None, (Send(SERVER, MaskedUpdate(ctx.masked("update", waiting.map(moved)))),))
     released = ctx.release("update", waiting.map(moved))
-    return Step(None, (Send(SERVER, Update(released, public.version, count)),))
+    row = fixed.table["update"]
+    if not isinstance(row, Scheduled):
+        return Step(None, (Send(SERVER, Update(released, public.version, count)),))
+    trip = namespace(public.version).asarray(ctx.trip).astype(np.int32)
+    said = Send(SERVER, ScheduledUpdate(released, public.version, count, trip))
+    check_ins = len(row.levels)
+    made = f"This device has made the {check_ins:,} check-in{'s' if check_ins > 1 else ''} of its noise schedule."
+    return Step(None, (said, Stop(made, trip + 1 >= check_ins)))
 
 
 def first_count(fixed: Plan, version: Integers, taken: Integers, trip: Any) -> Integers:
@@ -475,33 +629,47 @@ class Averaging:
     taken: Integers
     """Check-ins behind all rounds."""
     waiting: Array
-    """Updates of this round, each times its H, added up."""
+    """Updates of this round, each times its H and its weight, added up."""
     heard: Integers
+    weighed: Array
+    """The weights of these: 1 each, where all have the same noise."""
 
 
 def publish_initial(task: Task, ctx: Context) -> Step[Averaging]:
     first = plan(task).model.start()
     zeros, none = np.zeros_like(first), np.int32(0)
-    state = Averaging(first, zeros, zeros, none, none, zeros, none)
+    state = Averaging(first, zeros, zeros, none, none, zeros, none, np.float32(0))
     return Step(state, (Publish(Weights(first, none, none)),))
 
 
-def apply_update(task: Task, state: Averaging, update: Update, ctx: Context) -> Step[Averaging]:
-    """Updates add up until B_s of them are there, and then the server moves (Algorithm 1)."""
+def apply_update(task: Task, state: Averaging, update: Update | ScheduledUpdate, ctx: Context) -> Step[Averaging]:
+    """Updates add up until B_s of them are there, and then the server moves (Algorithm 1).
+
+    Where their noise is unlike each counts by the inverse of its variance, the square of its share; one that has none
+    stands in for nobody.
+    """
     fixed = plan(task)
     xp = namespace(update.update.value, state.weights)
     age = xp.maximum(xp.asarray(state.rounds - update.version), 0)
     current = age == 0
     weigh = fixed.settings.stale == "weigh"
     counts = xp.ones_like(current) if weigh else current
-    share = 1 / xp.sqrt(1 + age.astype(xp.float32)) if weigh else current.astype(xp.float32)
-    moved = _moved(fixed, xp, state, update.update.value, update.count)
-    added = state.waiting + xp.where(counts, share * moved, 0).astype(xp.float32)
+    by_age = 1 / xp.sqrt(1 + age.astype(xp.float32)) if weigh else current.astype(xp.float32)
+    given, row = xp.ones_like(by_age), fixed.table["update"]
+    if isinstance(update, ScheduledUpdate) and isinstance(row, Scheduled):
+        given = xp.asarray(row.share(update.trip))
+        counts = counts & (given > 0)
+    moved = _moved(fixed, xp, state, update.update.value, update.count, xp.where(given > 0, given, 1))
+    added = state.waiting + xp.where(counts, by_age * given**2 * moved, 0).astype(xp.float32)
+    weighed = (state.weighed + xp.where(counts, given**2, 0)).astype(xp.float32)
     heard = (state.heard + counts.astype(xp.int32)).astype(xp.int32)
     full = heard >= fixed.settings.server_batch
-    mean = added / xp.maximum(heard, 1).astype(xp.float32)
+    mean = added / xp.where(weighed > 0, weighed, 1)
     waiting = replace(
-        state, waiting=xp.where(full, 0, added).astype(xp.float32), heard=xp.where(full, 0, heard).astype(xp.int32)
+        state,
+        waiting=xp.where(full, 0, added).astype(xp.float32),
+        heard=xp.where(full, 0, heard).astype(xp.int32),
+        weighed=xp.where(full, 0, weighed).astype(xp.float32),
     )
     return _close(task, fixed, xp, waiting, mean, heard, full)
 
@@ -517,11 +685,14 @@ def apply_total(task: Task, state: Averaging, total: UpdateTotal, ctx: Context) 
     return _close(task, fixed, xp, state, mean, devices, current)
 
 
-def _moved(fixed: Plan, xp: Any, state: Averaging, value: Array, count: Integers, devices: Any = 1) -> Array:
-    """How far the mean device went: H u, and what the regulariser took of the weights it began with."""
+def _moved(fixed: Plan, xp: Any, state: Averaging, value: Array, count: Integers, part: Any = 1) -> Array:
+    """How far the mean device went: H u, and what the regulariser took of the weights it began with.
+
+    `part`: how many devices' updates the value is, or what share of one.
+    """
     reach, left = (each.astype(xp.float32) for each in fixed.reach(xp, count))
     update = value if fixed.grid is COUNTS else fixed.grid.decode(value)
-    update = (update / devices).reshape(state.weights.shape)
+    update = (update / part).reshape(state.weights.shape)
     return reach * update + (1 - left) * state.weights if fixed.l2 else reach * update
 
 
@@ -565,12 +736,21 @@ def remarks(task: Task) -> tuple[str, ...]:
     fixed = plan(task)
     if task.privacy.mechanism == "none":
         return ()
-    times = releases(task, fixed.settings)
+    row = fixed.table["update"]
+    noted: tuple[str, ...] = ()
+    if isinstance(row, Scheduled):
+        first, last = (1 / row.share(trip) for trip in (0, len(row.levels) - 1))
+        noted = (
+            f"Over the {len(row.levels):,} check-ins of a device its noise goes from {first:.3g} to {last:.3g} times "
+            "the least of it, each check-in at its own price.",
+        )
     if task.privacy.unit == "device":
-        return (f"A device pays this in all, for {times:,} check-in{'s' if times > 1 else ''}.",)
+        times = len(row.levels) if isinstance(row, Scheduled) else releases(task, fixed.settings)
+        return (f"A device pays this in all, for {times:,} check-in{'s' if times > 1 else ''}.", *noted)
     if fixed.stable:
-        return ("A sample pays by the stability of a convex, smooth loss under short steps (L5).",)
+        return ("A sample pays by the stability of a convex, smooth loss under short steps (L5).", *noted)
     return (
+        *noted,
         "One sample can bend this model's path as far as all samples of the device together (L5), so it pays as much "
         'as the device. privacy.unit = "device" promises more for the same noise.',
     )
@@ -582,6 +762,8 @@ def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
     version, row = {"version": Field("<i4", (), 0, 2**31 - 1)}, fixed.table["update"]
     if fixed.masked:
         return {"local/total/1": {**version, **total_fields(fixed.table, task)}}
+    scheduled = isinstance(row, Scheduled)
+    row = row.row if isinstance(row, Scheduled) else row
     if isinstance(row, GaussianStable):
         far = row.reach + DiscreteGaussian(row.sigma).tail(64)
     elif isinstance(row, GridGaussian):
@@ -592,11 +774,14 @@ def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
         raise TaskError("row 'update' has no noise: the simulator runs such a task, a server does not.")
     entries = (math.prod(fixed.model.shape),)
     count = Field("<i4", (), 1, 2**31 - 1)
-    return {"local/update/1": {**version, "count": count, "update": Field("<i4", entries, -far, far)}}
+    fields = {**version, "count": count, "update": Field("<i4", entries, -far, far)}
+    if scheduled:
+        return {"local/scheduled/1": {**fields, "trip": Field("<i4", (), 0, 2**31 - 1)}}
+    return {"local/update/1": fields}
 
 
 device = Role(start=wait, on={Sensed: check_out, Weights: contribute})
-server = Role(start=publish_initial, on={Update: apply_update, UpdateTotal: apply_total})
+server = Role(start=publish_initial, on={Update: apply_update, ScheduledUpdate: apply_update, UpdateTotal: apply_total})
 protocol = Protocol(
     "local_updates",
     device,

@@ -62,7 +62,7 @@ def turn(
     protocol: Protocol, task: Task, batch: Samples, publication: Any, noise: Source, me: Any, trip: Any = 0
 ) -> tuple[Any, Door]:
     """A device's whole turn: it has sensed a batch, checks out, hears the publication, and says one message."""
-    door = Door(protocol.mechanisms(task), noise)
+    door = Door(protocol.mechanisms(task), noise, trip=trip)
     ctx = Context(me=me, release=door.release, masked=door.masked, trip=trip)
     role = protocol.device
     state = role.start(task, ctx).state

@@ -28,7 +28,7 @@ from crowdml.features import normalise
 from crowdml.messages import SERVER, encode, masked_steps
 from crowdml.models import Model
 from crowdml.privacy.losses import Loss, Total, exact
-from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.mechanisms import Mechanism, at
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Context, alone, check_budget, device_alone, quote
@@ -470,13 +470,14 @@ def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
         )
     device = int(np.bincount(schedule.device).argmax())
     held = int(study.population.counts[device])
-    trips = schedule.samples[schedule.device == device][np.argsort(schedule.trip[schedule.device == device])] % held
+    own, order = schedule.device == device, np.argsort(schedule.trip[schedule.device == device])
+    trips = zip(schedule.trip[own][order], schedule.samples[own][order] % held, strict=True)
     whole = quote(find(task), task).sample(study.uses)
     ledger = Ledger(":memory:")
     ledger.take_serials(held)
     budget = Budget(_just_above(whole, task.privacy.delta), task.privacy.delta, held, plan=whole)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    for samples in trips:
+    for trip, samples in trips:
         charges = [
             Charge(
                 task.hash,
@@ -490,7 +491,7 @@ def replayed_ledger(study: Study, trial: int = 0) -> Ledger:
                 now,
                 *_if_all_collude(mechanism),
             )
-            for row, mechanism in table.items()
+            for row, mechanism in ((row, at(each, int(trip))) for row, each in table.items())
         ]
         ledger.charge(task.hash, charges, [budget])
     return ledger

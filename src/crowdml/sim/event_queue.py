@@ -54,12 +54,12 @@ class Steps:
     def __init__(self, protocol: Protocol, task: Task, noise: bool) -> None:
         self.protocol, self.task, self.noise = protocol, task, noise
 
-    def door(self, key: Array, stamp: Stamp | None = None) -> Door:
+    def door(self, key: Array, trip: Any, stamp: Stamp | None = None) -> Door:
         source = SeededSource(key) if self.noise else Silence()
-        return Door(self.protocol.mechanisms(self.task), source, stamp or Stamp("this step"))
+        return Door(self.protocol.mechanisms(self.task), source, stamp or Stamp("this step"), trip=trip)
 
     def hear(self, state: Any, publication: Any, key: Array, ctx: Context) -> tuple[Step[Any], Door]:
-        door = self.door(key)
+        door = self.door(key, ctx.trip)
         ctx = replace(ctx, release=door.release, masked=door.masked)
         return advance(self.protocol.device, self.task, state, publication, ctx), door
 
@@ -80,7 +80,7 @@ class CompiledSteps(Steps):
         )
 
     def _trace_hear(self, state: Any, publication: Any, key: Array, trip: Any) -> Step[Any]:
-        door = self.door(key, self.stamp)
+        door = self.door(key, trip, self.stamp)
         ctx = Context(me="", release=door.release, trip=trip)
         step = advance(self.protocol.device, self.task, state, publication, ctx)
         self.passages = door.passages
@@ -88,8 +88,8 @@ class CompiledSteps(Steps):
 
     def hear(self, state: Any, publication: Any, key: Array, ctx: Context) -> tuple[Step[Any], Door]:
         step = self._hear(state, publication, key, ctx.trip)
-        door = self.door(key, self.stamp)
-        door.passages.extend(self.passages)
+        door = self.door(key, ctx.trip, self.stamp)
+        door.passages.extend(replace(each, trip=ctx.trip) for each in self.passages)
         return step, door
 
     def apply(self, state: Any, message: Any, ctx: Context) -> Step[Any]:
