@@ -257,6 +257,8 @@ def test_fitting_is_a_function_of_its_arguments_and_forgives_what_is_not_finite(
     assert (pair[0].labels == pair[1].labels).all()
     assert (pair[0].centres == pair[1].centres).all()
     assert np.isfinite(pair[0].centres).all()
+    broken = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0)
+    assert (predict(pair[0], x) == predict(pair[0], broken)).all()
 
 
 def test_without_a_batch_there_is_nothing_to_learn_from():

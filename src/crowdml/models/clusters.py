@@ -282,8 +282,14 @@ def verdicts(voters: Voters) -> Integers:
 
 
 def predict(voters: Voters, x: Array) -> Integers:
-    """The vote on the cluster of each row: x [n, w] -> [n] int32."""
-    return verdicts(voters)[assign(voters.centres, x)]
+    """The vote on the cluster of each row: x [n, w] -> [n] int32. A row that is not finite counts as zeros."""
+    return verdicts(voters)[assign(voters.centres, _finite(x))]
+
+
+def _finite(x: Array) -> Array:
+    """Rows as a buffer keeps them."""
+    x = np.asarray(x, dtype=np.float64)
+    return np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0)
 
 
 STARTS = 3
@@ -313,8 +319,7 @@ def fit(
     if not len(counts):
         raise DataError("this device has given no batch yet, so it has no windows to cluster; one is enough.")
     batches, batch = len(counts), len(x) // len(counts)
-    x = np.asarray(x, dtype=np.float64)
-    x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0)
+    x = _finite(x)
     centres = k_means(x, k, seed=seed, starts=STARTS)
     inside = members(assign(centres, x), batches, k)
     given = np.zeros((1 + len(heard), *counts.shape))
