@@ -90,7 +90,11 @@ class Samples:
 
 
 def finite_samples(x: Array, y: Array) -> Samples:
-    """Samples as they enter a buffer: one with a non-finite number becomes the zero sample, whose gradient is zero."""
+    """Samples as they enter a buffer: one with a non-finite number becomes the zero sample.
+
+    It takes its place in the batch, whose size is public. Its gradient is zero in a linear model; a bias, or a network
+    with biases, learns from its label as from any other.
+    """
     xp = namespace(x, y)
     good = xp.isfinite(x).all(axis=-1, keepdims=True)
     return Samples(xp.where(good, x, 0), y)

@@ -238,7 +238,7 @@ def test_steps_to_stop_after_are_cohorts():
     sums = {"gradient": np.zeros(12, np.int64), "errors": np.array([7]), "labels": np.array([10, 8, 9])}
     step = advance(protocol.server, task, state, heard(task, sums, 5), Context(me=SERVER))
     (stop,) = (effect for effect in step.effects if type(effect).__name__ == "Stop")
-    assert stop.reason == "1 cohorts have been added up"
+    assert stop.reason == "1 cohort has been added up"
     assert bool(stop.when)
 
 

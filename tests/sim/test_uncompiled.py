@@ -72,7 +72,7 @@ def test_the_sum_is_that_of_the_survivors_and_everybody_who_was_there_has_paid()
     np.testing.assert_array_equal(run.state.moments, exact)
     assert int(run.state.devices) == laid.alive.sum() < 70
     assert len(run.schedule) == 70
-    assert run.stopped == "1 cohorts have been added up"
+    assert run.stopped == "1 cohort has been added up"
 
 
 def test_a_round_with_too_few_survivors_is_abandoned_and_paid_for():

@@ -59,7 +59,7 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
-from crowdml.protocols.parts import into_ball, pin_grid, stable_row
+from crowdml.protocols.parts import into_ball, pin_grid, so_many, stable_row
 from crowdml.task import Task, between, positive, read_section, show
 
 MISUSED = {
@@ -401,7 +401,7 @@ def _close(
     )
     effects: list[Any] = [Publish(Centre(after.weights, after.rounds))]
     if task.stop.steps is not None:
-        effects.append(Stop(f"{task.stop.steps} rounds have been added up", after.rounds >= task.stop.steps))
+        effects.append(Stop(so_many(task.stop.steps, "round", "been added up"), after.rounds >= task.stop.steps))
     return Step(after, tuple(effects))
 
 

@@ -51,6 +51,7 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
+from crowdml.protocols.parts import so_many
 from crowdml.task import Task, between, read_section
 
 FINEST_CLIP = 2**9
@@ -289,7 +290,7 @@ def fit(task: Task, state: Learned, total: MomentsTotal, ctx: Context) -> Step[L
     after = Learned(moments, devices, rounds, weights)
     stops: tuple[Stop, ...] = ()
     if task.stop.steps is not None:
-        stops = (Stop(f"{task.stop.steps} cohorts have been added up", rounds >= task.stop.steps),)
+        stops = (Stop(so_many(task.stop.steps, "cohort", "been added up"), rounds >= task.stop.steps),)
     return Step(after, (Publish(Fitted(weights, rounds)), *stops))
 
 

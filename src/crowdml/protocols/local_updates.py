@@ -65,7 +65,7 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
-from crowdml.protocols.parts import FINEST_CLIP, choose_grid, into_ball, longest, pin_grid, stable_row
+from crowdml.protocols.parts import FINEST_CLIP, choose_grid, into_ball, longest, pin_grid, so_many, stable_row
 from crowdml.task import Task, between, choose, positive, read_section, show
 
 RADIUS = 1000.0
@@ -725,7 +725,7 @@ def _close(
     )
     effects: list[Any] = [Publish(Weights(after.weights, after.rounds, after.taken))]
     if task.stop.steps is not None:
-        effects.append(Stop(f"{task.stop.steps} rounds have been made", after.rounds >= task.stop.steps))
+        effects.append(Stop(so_many(task.stop.steps, "round", "been made"), after.rounds >= task.stop.steps))
     diverged = "the weights were no longer finite: the steps are too long, and the last good weights stay published"
     effects.append(Stop(diverged, happens & ~good))
     return Step(after, tuple(effects))

@@ -18,7 +18,7 @@ from crowdml.privacy.mechanisms import FURTHEST, GaussianStable, SkellamStable, 
 from crowdml.privacy.private import Rows
 from crowdml.task import Task
 
-__all__ = ["FINEST_CLIP", "LARGEST_NOISE", "choose_grid", "into_ball", "longest", "pin_grid", "stable_row"]
+__all__ = ["FINEST_CLIP", "LARGEST_NOISE", "choose_grid", "into_ball", "longest", "pin_grid", "so_many", "stable_row"]
 
 LARGEST_NOISE = 2**15
 """In grid steps: the deviation of the noise that one device draws at once (design, decision 1)."""
@@ -158,3 +158,8 @@ def pin_grid(task: Task, grid: Grid) -> Task:
     if task.privacy.mechanism == "none" or task.privacy.grid is not None:
         return task
     return task.with_(privacy=replace(task.privacy, grid=grid.step))
+
+
+def so_many(count: int, thing: str, done: str) -> str:
+    """'3 cohorts have been added up', '1 cohort has been added up': why a task stops."""
+    return f"{count} {thing} has {done}" if count == 1 else f"{count} {thing}s have {done}"

@@ -64,7 +64,7 @@ from crowdml.protocol import (
     total_fields,
     wait,
 )
-from crowdml.protocols.parts import FINEST_CLIP, choose_grid, longest, pin_grid
+from crowdml.protocols.parts import FINEST_CLIP, choose_grid, longest, pin_grid, so_many
 from crowdml.task import StopRule, Task, between, choose, positive, read_section, show
 
 PUBLIC_REACH = 10.0
@@ -434,8 +434,8 @@ def _stops(rule: StopRule, fixed: Plan, state: Learning) -> tuple[Stop, ...]:
     """T_max, or the error rho on the noisy counts (Algorithm 2). Structure depends on the task alone."""
     stops: list[Stop] = []
     if rule.steps is not None:
-        heard = "cohorts have been added up" if fixed.masked else "check-ins have arrived"
-        stops.append(Stop(f"{rule.steps} {heard}", state.steps >= rule.steps))
+        heard = ("cohort", "been added up") if fixed.masked else ("check-in", "arrived")
+        stops.append(Stop(so_many(rule.steps, *heard), state.steps >= rule.steps))
     if rule.error is not None and "errors" in fixed.table:
         low = state.errors <= float(rule.error) * state.counted * tested_samples(fixed)
         stops.append(Stop(f"the crowd's error is at most {float(rule.error):g}", low))
