@@ -14,12 +14,14 @@ import pytest
 from device import Answer, Device, Running, serving
 from proportions_task import histogram, street
 from real_postgresql import fresh_database
+from relay_device import claim as claim_place
+from relay_device import letter, path_of
+from relay_device import mailbox as read_mailbox
+from relay_device import say as say_at
 
-from crowdml.messages import SERVER, encode
-from crowdml.privacy.private import RECEIVED, Release
+from crowdml.messages import SERVER
 from crowdml.protocol import address_of
 from crowdml.protocols import find
-from crowdml.protocols.proportions import Proportions
 from crowdml.server.limits import Limits
 from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
@@ -35,38 +37,16 @@ CORRESPONDENTS = PEERS(TASK)
 MANY = Limits(device_rate=1e6, device_burst=1e6, address_rate=1e6, address_burst=1e6)
 
 
-def path_of(task: Task, rest: str) -> str:
-    return f"/v1/tasks/{task.hash.hex()}{rest}"
-
-
 def claim(device: Device, place: int, task: Task = TASK) -> Answer:
-    return device.signed("POST", path_of(task, f"/places/{place}"))
-
-
-def letter(device: Device, place: int, task: Task = TASK, counts: Any = (3, 2, 1), **changes: Any) -> bytes:
-    """A check-in from `place`; `to`, `batch`, `dtype` and fields of the envelope can be made to differ."""
-    batch = changes.pop("batch", device.seq)
-    array = np.array(counts, changes.pop("dtype", np.int32))
-    peers = find(task).peers
-    assert peers is not None
-    names = peers(task)
-    to = frozenset(map(address_of, names[place])) if names and 0 <= place < len(names) else frozenset((SERVER,))
-    body = encode(Proportions(Release(array, RECEIVED), np.int32(place), np.int32(batch)))
-    fields = {"to": to, "kind": "proportions/counts/1", "body": body, **changes}
-    return device.envelope(task, **fields)
+    return claim_place(device, place, task)
 
 
 def say(device: Device, place: int, task: Task = TASK, **changes: Any) -> Answer:
-    answer = device.send(task, letter(device, place, task, **changes))
-    if answer.status == 202:
-        device.seq = answer.receipt.seq
-    return answer
+    return say_at(device, place, task, **changes)
 
 
 def mailbox(device: Device, after: int | None = None, task: Task = TASK) -> Mailbox:
-    answer = device.signed("GET", path_of(task, "/mailbox" if after is None else f"/mailbox?after={after}"))
-    assert (answer.status, answer.headers["cache-control"]) == (200, "no-store")
-    return open_mailbox(answer.body)
+    return read_mailbox(device, after, task)
 
 
 @contextlib.contextmanager

@@ -140,7 +140,10 @@ def _change(
 
 @task.command("export", short_help="Export a model, or its transcript.")
 @click.argument("name", metavar="TASK")
-@click.option("--model", "model_path", metavar="FILE.safetensors", default=None, help="The weights, and a card beside.")
+@click.option(
+    "--model", "model_path", metavar="FILE.safetensors", default=None,
+    help="The weights, and a card beside. A histogram: .json or .csv too.",
+)  # fmt: skip
 @click.option("--onnx", "onnx_path", metavar="FILE.onnx", default=None, help="The model as ONNX, and a card beside.")
 @click.option(
     "--transcript", "transcript_path", metavar="FILE", default=None, help="What `crowdml replay` folds again."
@@ -161,9 +164,9 @@ def export(
 
     if model_path is None and onnx_path is None and transcript_path is None:
         raise OutputError("Nothing to export: name a file with --model, --onnx, --transcript or several of them.")
-    for path, ending in ((model_path, ".safetensors"), (onnx_path, ".onnx")):
-        if path is not None and not path.endswith(ending):
-            raise OutputError(f"{path}: this model file ends in {ending}.")
+    for path, endings in ((model_path, (".safetensors", ".json", ".csv")), (onnx_path, (".onnx",))):
+        if path is not None and not path.endswith(endings):
+            raise OutputError(f"{path}: this model file ends in {' or '.join(endings)}.")
     models = [path for path in (model_path, onnx_path) if path is not None]
     report = Report(json_path)
     result: dict[str, Any] = {}

@@ -15,8 +15,10 @@ import numpy as np
 from crowdml.errors import DataError
 from crowdml.models import KINDS, Mlp, describe_model
 from crowdml.privacy.losses import Loss, Renyi
-from crowdml.protocol import quote
+from crowdml.protocol import Noisy, quote
 from crowdml.server.graph import fitting_model, make_onnx
+from crowdml.server.histograms import Bar, bars_of, csv_file, is_histogram, json_file, no_onnx, tensors
+from crowdml.server.histograms import snippet as histogram_snippet
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import Store
 from crowdml.task import Task
@@ -45,6 +47,8 @@ class Exported:
     device_alone: float = 0.0
     cohorts: int = 0
     """Cohorts that were added up; 0 where check-ins stand alone."""
+    labels: Noisy | None = None
+    """Of a task whose outcome is a histogram: the crowd's noisy counts."""
 
 
 def export_model(store: Store, task: bytes) -> Exported:
@@ -69,7 +73,13 @@ def export_model(store: Store, task: bytes) -> Exported:
         sample_alone=priced.sample_epsilon_alone(uses) if most else 0.0,
         device_alone=priced.device_epsilon_alone(most) if most else 0.0,
         cohorts=runner.totals,
+        labels=_labels(runner),
     )
+
+
+def _labels(runner: TaskRunner) -> Noisy | None:
+    tally = runner.fold.protocol.progress(runner.task, runner.fold.state) if is_histogram(runner.task) else None
+    return None if tally is None else tally.labels
 
 
 def safetensors(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
@@ -88,17 +98,33 @@ def safetensors(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
 def model_file(model: Exported) -> bytes:
     """As safetensors: one tensor, `weights` (a bias is its last entry); of an mlp two a layer, `weights.0`, `biases.0`.
 
-    The layers follow one another, so the file's numbers are in either case the weights as devices see them.
+    The layers follow one another, so the file's numbers are in either case the weights as devices see them. Of a
+    histogram its columns.
     """
     return safetensors(_tensors(model), _metadata(model))
 
 
 def _tensors(model: Exported) -> dict[str, Any]:
+    if is_histogram(model.task):
+        return tensors(_bars(model))
     perceptron = _perceptron(model)
     if perceptron is None:
         return {"weights": model.weights}
     layers = enumerate(perceptron.layers(model.weights))
     return {f"{name}.{index}": tensor for index, pair in layers for name, tensor in zip(NAMES, pair, strict=True)}
+
+
+def _bars(model: Exported) -> list[Bar]:
+    return bars_of(model.task, model.labels, model.weights)
+
+
+def table_file(model: Exported, ending: str) -> bytes:
+    """A histogram as `.json` or `.csv`."""
+    if not is_histogram(model.task):
+        raise DataError(
+            f"A {ending} holds a histogram, and task {model.task.name} learns a model: export .safetensors."
+        )
+    return csv_file(_bars(model)) if ending == ".csv" else json_file(_bars(model), model.labels, _metadata(model))
 
 
 def _perceptron(model: Exported) -> Mlp | None:
@@ -111,6 +137,8 @@ def _perceptron(model: Exported) -> Mlp | None:
 
 def onnx_file(model: Exported) -> bytes:
     """As ONNX: from what a device senses to the answer (`crowdml.server.graph`)."""
+    if is_histogram(model.task):
+        raise no_onnx(model.task)
     return make_onnx(model.task, model.weights, _metadata(model))
 
 
@@ -142,7 +170,7 @@ def model_card(model: Exported, *files: str) -> str:
     leaves = "\n".join(
         f"| {row.row} | {row.mechanism.kind} | {_loss(row.loss)} | {row.mechanism.promise} |" for row in rows
     )
-    norm, most = task.features.norm, count_text(model.most, "check-in")
+    most = count_text(model.most, "check-in")
     use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
     return f"""# {task.title or task.name}
 
@@ -152,7 +180,7 @@ def model_card(model: Exported, *files: str) -> str:
 |---|---|
 | task | `{task.name}`, SHA-256 `{task.hash.hex()}` |
 | model | {_built(model)}, version {model.version} |
-| features | {task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g} |
+| features | {_features(task)} |
 | labels | {", ".join(task.labels.classes) or "a number"} |
 | made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")}{_cohorts(model)} |
 
@@ -174,14 +202,47 @@ What left, each with noise that its own device drew:
 |---|---|---|---|
 {leaves}
 
-## Use
+{_outcome(model)}## Use
 
 {use}"""
+
+
+def _features(task: Task) -> str:
+    if task.features.kind == "windows":
+        return f"windows of {task.features.dimension} readings; none of them left its device"
+    norm = task.features.norm
+    return f"{task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g}"
+
+
+def _outcome(model: Exported) -> str:
+    """Of a histogram its bars, and what the ε above is about."""
+    if not is_histogram(model.task):
+        return ""
+    rows = "\n".join(
+        f"| {bar.label} | {bar.count:,} | {bar.share:.1%} | {bar.low:.1%} to {bar.high:.1%} |" for bar in _bars(model)
+    )
+    person = int(model.task.protocol.get("person", 1))
+    whose = f" One who is in at most {person} measurements pays {person} times that." if person > 1 else ""
+    return f"""Protected is one measurement, not a person: who is in K of them pays K times a sample's ε.{whose}
+
+## What came of it
+
+Noisy counts, and shares among all measurements with what noise and chance leave open, about 95 %:
+
+| label | count | share | between |
+|---|---|---|---|
+{rows}
+
+"""
 
 
 def _built(model: Exported) -> str:
     """Its kind, its layers where it has several, and its weights."""
     kind = str(model.task.model["kind"])
+    if is_histogram(model.task):
+        return f"a histogram of {len(model.task.labels.classes)} labels" + (
+            "; devices learn from it and from their own readings, and keep what they learn" * (kind == "clusters")
+        )
     if kind not in KINDS:
         return f"{kind}, {' x '.join(map(str, model.weights.shape))} weights"
     return describe_model(kind, fitting_model(model.task, model.weights))
@@ -211,6 +272,8 @@ def _loss(loss: Loss) -> str:
 
 def snippet(model: Exported, file: str) -> str:
     """Five lines that load the file and predict: with NumPy alone, or with onnxruntime where the file is .onnx."""
+    if is_histogram(model.task):
+        return histogram_snippet(file)
     return _onnx_snippet(model, file) if file.endswith(".onnx") else _numpy_snippet(model, file)
 
 
@@ -307,11 +370,18 @@ def find_hash(store: Store, name: str) -> bytes:
     raise DataError(f"{how} called {name!r}. There are: {names}. Name one, or begin its hash.")
 
 
+def _file(model: Exported, ending: str) -> bytes:
+    if ending == ".onnx":
+        return onnx_file(model)
+    return table_file(model, ending) if ending in (".json", ".csv") else model_file(model)
+
+
 def write_model(model: Exported, paths: Sequence[Path], write: Any) -> Path:
     """The model, in the format that each path's ending names, and its card beside the first; the card's path."""
-    for path in paths:
+    made = [(path, _file(model, path.suffix)) for path in paths]  # all of them before any is written
+    for path, data in made:
         with write(path) as draft:
-            draft.write_bytes(onnx_file(model) if path.suffix == ".onnx" else model_file(model))
+            draft.write_bytes(data)
     card = paths[0].with_suffix(".md")
     with write(card) as draft:
         draft.write_text(model_card(model, *(path.name for path in paths)), encoding="utf-8")

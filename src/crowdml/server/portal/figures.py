@@ -17,33 +17,18 @@ from itertools import pairwise
 from typing import Any
 
 from crowdml.protocol import Noisy
+from crowdml.server.estimates import REACH, Estimate, share_of
 from crowdml.server.points import Moment
 from crowdml.server.portal.words import Words
 from crowdml.task import Task
 
 __all__ = ["CHARTS", "Error", "Estimate", "Figures", "draw", "work_out"]
 
-REACH = 2.12
-"""Standard deviations to either side: 95 % of one Laplace draw, and a little more of a sum of them."""
 SHARP = 0.05
 """Half the width that a window of check-ins aims at, as far as the noise goes."""
 DAY = 24 * 3600
 MOST_ROWS = 12
 """Rows of the table beside a curve."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A rate between 0 and 1 as noisy counts show it: nothing is cut off at 0 or 1."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def hidden(self) -> bool:
-        """Whether the interval rules nothing out: the noise hides the rate."""
-        return self.low <= 0 and self.high >= 1
 
 
 @dataclass(frozen=True)
@@ -110,16 +95,8 @@ def work_out(task: Task, moments: Sequence[Moment]) -> Figures:
     labels: tuple[tuple[str, Estimate], ...] = ()
     if last.labels is not None and last.labels.samples:
         names = task.labels.classes or _bins(task, len(last.labels.counts))
-        labels = tuple((name, _share(last.labels, place)) for place, name in enumerate(names))
+        labels = tuple((name, share_of(last.labels, place)) for place, name in enumerate(names))
     return Figures(tuple(moments), _errors(moments), labels, _needed(last.errors, 0.1, last.check_ins))
-
-
-def _share(noisy: Noisy, place: int) -> Estimate:
-    """counts / samples, give or take: the noise's own variance, and that of a share among so many samples."""
-    value = noisy.counts[place] / noisy.samples
-    inside = min(1.0, max(0.0, value))
-    deviation = math.sqrt(noisy.variance / noisy.samples**2 + inside * (1 - inside) / noisy.samples)
-    return Estimate(value, value - REACH * deviation, value + REACH * deviation)
 
 
 def _errors(moments: Sequence[Moment]) -> tuple[Error, ...]:
@@ -141,7 +118,7 @@ def _errors(moments: Sequence[Moment]) -> tuple[Error, ...]:
         between = _less(now.errors, start.errors) if far and start.errors is not None else now.errors
         since = now.check_ins - (start.check_ins if far else 0)
         if between.samples:
-            found.append(Error(now.check_ins, since, _share(between, 0)))
+            found.append(Error(now.check_ins, since, share_of(between, 0)))
     return tuple(found)
 
 

@@ -191,7 +191,7 @@ class Store(Letters):
     `Letters`."""
 
     def check(self) -> dict[bytes, int]:
-        """Read all that can be verified: pages, chains, bodies, letters, snapshots, tasks. The length of each journal."""
+        """Read all that can be verified: pages, chains, bodies, letters, snapshots, tasks. How long each journal is."""
         self.check_pages()
         for each in self.tasks():
             if hashlib.sha256(each.canonical).digest() != each.hash:
