@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from local_bench import MASKS, local_task, make_batch, publication, said
 
 from crowdml.arrays import Samples
+from crowdml.datasets.populations import iid
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.messages import SERVER, total
 from crowdml.privacy.losses import Total
@@ -20,6 +21,8 @@ from crowdml.privacy.sensitivity import Adjacency
 from crowdml.protocol import Context, Publish, Stop, advance, quote
 from crowdml.protocols import find
 from crowdml.protocols.local_updates import Update, plan, releases, stability_of
+from crowdml.sim.estimator import simulate
+from crowdml.sim.world import Delay
 
 STAMP = Stamp("a test")
 NETWORK = 'kind = "mlp"\nhidden = [4]'
@@ -334,6 +337,38 @@ def test_a_cohort_s_sum_moves_the_server_by_its_mean():
     after = advance(find(task).server, task, begin(task), heard, Context(me=SERVER)).state
     np.testing.assert_allclose(after.weights, -1.0 * 100 * unit)
     assert int(after.taken) == 6
+
+
+# --- in the simulator ---
+
+
+def study(protocol: str, rest: str, **more):
+    task = local_task(unit="device", samples=60, protocol=protocol, rest=rest)
+    batch = make_batch(task, size=300)
+    y = batch.y.astype(np.int32)
+    return simulate(task, batch.x, y, lambda _: iid(300, 5, 1), seeds=[1], points=2, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stale", ["refuse", "weigh"])
+def test_a_study_pays_for_all_check_ins_of_its_last_round(stale):
+    """A round is B_s check-ins, and those that were refused are paid for too: both engines count them alike."""
+    rule = f'rate = {{ c = 0.3 }}\nserver_batch = 3\nstale = "{stale}"'
+    delays = {"delay": Delay("exponential", 30.0)}
+    fast = study(rule, "[stop]\nsteps = 4", **delays)
+    slow = study(rule, "[stop]\nsteps = 4", engine="events", **delays)
+    assert fast.runs[0].stopped == slow.runs[0].stopped == "4 rounds have been made"
+    assert fast.check_ins == slow.check_ins >= 12
+    assert fast.cost == slow.cost
+    assert fast.cost.paid_device == fast.cost.epsilon_device
+
+
+@pytest.mark.slow
+def test_a_study_that_diverges_says_so_and_counts_what_was_paid():
+    found = study("rate = { c = 1e29 }\nserver_batch = 3", "")
+    assert "no longer finite" in found.runs[0].stopped
+    assert found.check_ins == 3
+    assert found.cost.paid_device < found.cost.epsilon_device
 
 
 # --- what is refused ---

@@ -731,6 +731,25 @@ def _close(
     return Step(after, tuple(effects))
 
 
+def check_ins_until(task: Task, versions: Any, trips: Any, rounds: int) -> int:
+    """How many check-ins arrive until the server has made so many rounds, or all of them.
+
+    Of each, in the order they arrive: after how many of them its weights were read, and the device's how-many-th it is.
+    """
+    fixed = plan(task)
+    row, weigh = fixed.table["update"], fixed.settings.stale == "weigh"
+    made, heard = [0], 0
+    for version, trip in zip(versions, trips, strict=True):
+        given = not isinstance(row, Scheduled) or trip < len(row.levels)
+        heard += given and (weigh or made[version] == made[-1])
+        full = heard >= fixed.settings.server_batch
+        made.append(made[-1] + full)
+        heard = 0 if full else heard
+        if made[-1] == rounds:
+            break
+    return len(made) - 1
+
+
 def remarks(task: Task) -> tuple[str, ...]:
     """Who pays by what: for who is about to start a study."""
     fixed = plan(task)

@@ -265,7 +265,9 @@ class _OneByOne:
     @property
     def planned(self) -> list[Schedule]:
         last = self.task.stop.steps
-        return self.schedules if last is None else [_sent(schedule, last) for schedule in self.schedules]
+        if last is None:
+            return self.schedules
+        return [_sent(schedule, _check_ins_until(self.task, schedule, last)) for schedule in self.schedules]
 
     def run(self, number: int, holding: Holding, looks: Array, tick: Tick) -> Run:
         schedule, seed = self.schedules[number], self.seeds[number]
@@ -404,8 +406,20 @@ def _ended(run: Run, schedule: Schedule) -> Run:
     """The schedule up to the stop."""
     if run.stopped is None:
         return run
-    last = int(run.points[-1]) if len(run.schedule) < len(schedule) else int(run.state.steps)
+    if len(run.schedule) < len(schedule):
+        last = int(run.points[-1])
+    elif run.task.protocol["kind"] == "local_updates":  # where it diverged, the round that did is not counted
+        last = _check_ins_until(run.task, schedule, int(run.state.rounds) + ("finite" in run.stopped))
+    else:
+        last = int(run.state.steps)
     return replace(run, schedule=_sent(schedule, last))
+
+
+def _check_ins_until(task: Task, schedule: Schedule, steps: int) -> int:
+    """How many check-ins arrive until the server has made so many steps: public timing decides."""
+    if task.protocol["kind"] != "local_updates":
+        return steps
+    return local_updates.check_ins_until(task, schedule.version, schedule.trip, steps)
 
 
 def _sent(schedule: Schedule, last: int) -> Schedule:
