@@ -365,6 +365,11 @@ class Hub:
             raise Problem("not-found", "This task has no places: its devices speak to the server alone.")
         return found
 
+    def handed(self, hash_: bytes) -> int:
+        """Bytes of letters that devices of this task read since the server started; of one without places none."""
+        relay = self.find(hash_).relay
+        return 0 if relay is None else relay.handed
+
     async def claim(self, hash_: bytes, place: int, device: str) -> bool:
         """Let a device stand at a place of the task, durably; whether that is new."""
         self.relay(hash_)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from crowdml.errors import TaskError
 from crowdml.protocols import find
+from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import check_hosted
 from crowdml.server.portal import task_form
 from crowdml.server.portal.pricing import price
@@ -199,6 +200,9 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         price=await visit.read(price, draft.task),
         canonical=draft.task.canonical.decode(),
         has_jax=has_jax(),
+        is_histogram=is_histogram(draft.task),
+        keeps=find(draft.task).keeps(draft.task),
+        remarks=find(draft.task).remarks(draft.task),
         run=run,
         busy=runs.running() not in (None, draft.id),
         datasets=await visit.read(suitable_data, draft.task),
@@ -213,6 +217,8 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
 async def simulate(visit: Visit) -> Response:
     """POST /operator/drafts/{draft}/simulate: in a process of its own."""
     draft = await _find(visit)
+    if is_histogram(draft.task):
+        raise Problem("conflict", "This task counts labels: there is no model to try on a simulated crowd.")
     try:
         asked = Asked(visit.form.get("data", ""), _count(visit.form, "devices"), _count(visit.form, "trials"))
         simulations(visit.request).start(draft.id, draft.text, asked)

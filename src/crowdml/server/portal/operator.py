@@ -14,12 +14,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from crowdml.protocols import find
 from crowdml.server import export, transcript
+from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hosted
 from crowdml.server.invitations import AUTHORITY
 from crowdml.server.portal import drafts, entrance, people
 from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
 from crowdml.server.portal.kept import kept
+from crowdml.server.portal.places import place_map, places_of
 from crowdml.server.portal.pricing import price
 from crowdml.server.portal.studies import cohorts_of
 from crowdml.server.portal.visits import HEADERS, Visit, visited
@@ -99,7 +102,12 @@ async def task(visit: Visit) -> Response:
         canonical=hosted.task.canonical.decode(),
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},
-        has_onnx=hasattr(export, "onnx_file"),
+        is_histogram=is_histogram(hosted.task),
+        is_counting=is_histogram(hosted.task) and not find(hosted.task).keeps(hosted.task),
+        remarks=find(hosted.task).remarks(hosted.task) if is_histogram(hosted.task) else (),
+        places=await visit.read(places_of, visit.hub, hosted.task),
+        handed=visit.hub.handed(hash_),
+        place_map=place_map,
         steps=steps,
     )
 
@@ -140,9 +148,12 @@ async def download(visit: Visit) -> Response:
         "model.safetensors": (f"{name}.safetensors", BINARY, export.model_file),
         "card.md": (f"{name}.md", "text/markdown", lambda model: _card(model, name)),
         "model.onnx": (f"{name}.onnx", BINARY, export.onnx_file),
+        "histogram.json": (f"{name}.json", "application/json", lambda model: export.table_file(model, ".json")),
+        "histogram.csv": (f"{name}.csv", "text/csv", lambda model: export.table_file(model, ".csv")),
     }
-    if file not in makers:
-        raise Problem("not-found", "There is no such file of a task.")
+    without = "model.onnx" if is_histogram(hosted.task) else "histogram."
+    if file not in makers or file.startswith(without):
+        raise Problem("not-found", "There is no such file of this task.")
     called, kind, make = makers[file]
 
     def work() -> bytes:
@@ -154,7 +165,8 @@ async def download(visit: Visit) -> Response:
 
 
 def _card(model: export.Exported, name: str) -> bytes:
-    return export.model_card(model, f"{name}.safetensors", f"{name}.onnx").encode()
+    others = (".json", ".csv") if is_histogram(model.task) else (".onnx",)
+    return export.model_card(model, f"{name}.safetensors", *(name + each for each in others)).encode()
 
 
 async def _transcript(visit: Visit, hash_: bytes, name: str) -> Response:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
+from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hub
 from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.kept import kept
@@ -68,6 +69,10 @@ class Part:
     @property
     def samples(self) -> int:
         return -(-self.check_ins // self.task.privacy.uses) * self.price.batch
+
+    @property
+    def is_histogram(self) -> bool:
+        return is_histogram(self.task)
 
     @property
     def left(self) -> int | None:

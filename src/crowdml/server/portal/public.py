@@ -19,6 +19,7 @@ from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import code, language, render
+from crowdml.server.portal.places import place_map, places_of
 from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, cohorts_of, find_study, shown_loss, studies
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
@@ -63,6 +64,9 @@ async def study(request: Request) -> Response:
         certainty=certainty,
         masking=found.task.masking,
         cohorts=None if found.closed else cohorts_of(request.app.state.hub, found.task),
+        places=None if found.closed else await asyncio.to_thread(places_of, request.app.state.hub, found.task),
+        place_map=place_map,
+        place_states={name: said(f"study.places.state.{name}") for name in ("alive", "silent", "free")},
         says_little=SAYS_LITTLE,
         error_now=error_now(found, said),
         drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],
@@ -71,7 +75,7 @@ async def study(request: Request) -> Response:
         address=address,
         qr=qr(address),
         where=where,
-        join_command=code(where.command(said("study.join.code"))),
+        join_command=code(where.command(said("study.join.code"), places=bool(found.task.places))),
     )
 
 
@@ -123,7 +127,7 @@ async def join(request: Request) -> Response:
         studies=invited,
         invitation=found,
         where=where,
-        command=where.command(text),
+        command=where.command(text, places=any(each.task.places for each in invited)),
         qr=qr(where.address + request.url.path),
         contact=await contact(request),
     )
@@ -147,8 +151,9 @@ class Place:
     address: str
     trust: str
 
-    def command(self, code: str) -> str:
-        return f"crowdml join {self.address} {code}{self.trust} --source csv:FILE"
+    def command(self, code: str, *, places: bool = False) -> str:
+        where = " --place PLACE" if places else ""
+        return f"crowdml join {self.address} {code}{self.trust} --source csv:FILE{where}"
 
 
 async def place(request: Request) -> Place:

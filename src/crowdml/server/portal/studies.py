@@ -12,6 +12,7 @@ from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.protocol import Quote, affordable, quote
 from crowdml.protocols import find
+from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hosted, Hub
 from crowdml.server.portal.figures import CHARTS, Figures
 from crowdml.server.portal.kept import kept
@@ -37,8 +38,8 @@ __all__ = [
 
 SHORTEST = 12
 """Hex digits of a task's hash in an address."""
-COUNTED = {"error": "errors", "labels": "labels"}
-"""What a plot needs a study's devices to let out: a row of its mechanisms."""
+COUNTED = {"error": {"errors"}, "labels": {"labels", "counts"}}
+"""What a plot needs a study's devices to let out: one of these rows of its mechanisms."""
 SAYS_LITTLE = 7.0
 """An epsilon from which a guess may be right 999 times of 1,000: as a promise it says little."""
 
@@ -164,6 +165,20 @@ class Study:
         return "error" if stop.error is not None and "error" in self.reason else "rule"
 
     @property
+    def is_histogram(self) -> bool:
+        return is_histogram(self.task)
+
+    @property
+    def keeps(self) -> int:
+        """Batches of samples that a device keeps, to learn from for itself."""
+        return find(self.task).keeps(self.task)
+
+    @property
+    def person(self) -> int:
+        """In how many measurements a person may be, as the task says."""
+        return int(self.task.protocol.get("person", 1))
+
+    @property
     def charts(self) -> tuple[str, ...]:
         """The plots that there are or will be: of what its devices count, and of themselves."""
         return charts_of(self.task)
@@ -171,7 +186,7 @@ class Study:
 
 def charts_of(task: Task) -> tuple[str, ...]:
     rows = {each.name for each in price_of(task).rows}
-    return tuple(name for name in CHARTS if name not in COUNTED or COUNTED[name] in rows)
+    return tuple(name for name in CHARTS if name not in COUNTED or COUNTED[name] & rows)
 
 
 def certainty(epsilon: float) -> float:

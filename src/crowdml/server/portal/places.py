@@ -1,0 +1,138 @@
+"""Where the devices of a task stand, for people to look at: who is there, who fell silent, and how much was said.
+
+From the public list of places and from when each of them last checked in; nothing of what was said there. A place is
+silent if its last letter is much older than is usual among the others: devices that sense once a day are not dead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from math import cos, radians
+from statistics import median
+
+from markupsafe import Markup
+
+from crowdml.server.hub import Hub
+from crowdml.server.relay import PlaceFigures
+from crowdml.task import Task
+
+__all__ = ["PlaceRow", "Places", "place_map", "places_of"]
+
+PATIENCE = 30.0
+"""Seconds by which a letter may be older than the newest one, whatever the others do."""
+OFTEN = 4.0
+"""Times as old as in the middle, beyond which a letter is old."""
+MOST_LINKED, MOST_NAMED = 80, 1_000
+"""Places on a map that shows who writes to whom; and one whose dots say their names."""
+WIDE, HIGH, EDGE = 640.0, 420.0, 14.0
+
+
+@dataclass(frozen=True)
+class PlaceRow:
+    """`state` is `alive`, `silent` (it said something once) or `free` (nobody stands there, or never said a word)."""
+
+    figures: PlaceFigures
+    state: str
+    peers: int
+
+
+@dataclass(frozen=True)
+class Places:
+    """Every place of a task, in the order of its list."""
+
+    rows: tuple[PlaceRow, ...]
+    links: tuple[tuple[int, int], ...]
+    """Who writes to whom, each pair once; none where there are too many to see."""
+
+    def count(self, state: str) -> int:
+        return sum(row.state == state for row in self.rows)
+
+    @property
+    def held(self) -> int:
+        return sum(row.figures.is_held for row in self.rows)
+
+    @property
+    def letters(self) -> int:
+        return sum(row.figures.letters for row in self.rows)
+
+    @property
+    def kilobytes(self) -> float:
+        """That devices sent."""
+        return sum(row.figures.bytes for row in self.rows) / 1000
+
+    @property
+    def relayed(self) -> float:
+        """Kilobytes that are there for peers to read: what each device sent, once for each of its peers."""
+        return sum(row.figures.bytes * row.peers for row in self.rows) / 1000
+
+    @property
+    def heard(self) -> tuple[PlaceRow, ...]:
+        """Those that said something, those that were heard of last first."""
+        found = [row for row in self.rows if row.figures.letters]
+        return tuple(sorted(found, key=lambda row: row.figures.last_at or "", reverse=True))
+
+
+def places_of(hub: Hub, task: Task) -> Places | None:
+    """In a thread: one short read. None of a task whose devices have no places."""
+    runner = hub.runners.get(task.hash)
+    if runner is None or runner.relay is None:
+        return None
+    found, relay = runner.relay.figures(), runner.relay
+    at = {each.place: datetime.fromisoformat(each.last_at) for each in found if each.last_at is not None}
+    newest = max(at.values(), default=None)
+    ages = {} if newest is None else {place: (newest - when).total_seconds() for place, when in at.items()}
+    late = max(PATIENCE, OFTEN * median(ages.values())) if ages else PATIENCE
+    links = {(min(place, other), max(place, other)) for place, others in enumerate(relay.peers) for other in others}
+    return Places(
+        tuple(
+            PlaceRow(each, _state(each, ages.get(each.place), late), len(relay.peers[each.place])) for each in found
+        ),
+        tuple(sorted(links)) if len(found) <= MOST_LINKED else (),
+    )
+
+
+def _state(place: PlaceFigures, age: float | None, late: float) -> str:
+    if not place.letters:
+        return "free"
+    return "alive" if place.is_held and age is not None and age <= late else "silent"
+
+
+def place_map(places: Places, title: str, states: dict[str, str]) -> Markup:
+    """Dots where the places are, north above: filled for those that are alive, a ring for silent ones, small for free.
+
+    Longitudes are drawn as wide as they are in the middle of the map.
+    """
+    at = _spots([(row.figures.lat, row.figures.lon) for row in places.rows])
+    size = 7.0 if len(at) <= 40 else 5.0 if len(at) <= 300 else 3.0
+    named = len(at) <= MOST_NAMED
+    lines = Markup("").join(
+        Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(*at[one], *at[other])
+        for one, other in places.links
+    )
+    dots = Markup("").join(
+        Markup('<circle class="{s}" cx="{x:.1f}" cy="{y:.1f}" r="{r:g}">{t}</circle>').format(
+            s=row.state,
+            x=x,
+            y=y,
+            r=size / 2 if row.state == "free" else size,
+            t=Markup("<title>{}: {}</title>").format(row.figures.name, states[row.state]) if named else "",
+        )
+        for row, (x, y) in zip(places.rows, at, strict=True)
+    )
+    high = max((y for _, y in at), default=0.0) + EDGE
+    return Markup(
+        '<svg class="map" viewBox="0 0 {w:g} {h:.0f}" role="img" aria-label="{t}"><g class="links">{l}</g>{d}</svg>'
+    ).format(w=WIDE, h=high, t=title, l=lines, d=dots)
+
+
+def _spots(where: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Latitude and longitude as x and y inside the map."""
+    south, north = min(lat for lat, _ in where), max(lat for lat, _ in where)
+    west, east = min(lon for _, lon in where), max(lon for _, lon in where)
+    narrow = cos(radians((south + north) / 2))
+    wide, tall = (east - west) * narrow, north - south
+    scale = min((WIDE - 2 * EDGE) / wide if wide else 1e9, (HIGH - 2 * EDGE) / tall if tall else 1e9)
+    scale = 0.0 if scale == 1e9 else scale
+    left = (WIDE - wide * scale) / 2
+    return [(left + (lon - west) * narrow * scale, EDGE + (north - lat) * scale) for lat, lon in where]
