@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["count_text", "harmless", "hidden_control", "one_line"]
+__all__ = ["count_text", "harmless", "hidden_control", "one_line", "size_text"]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but tab and newline, delete, C1, separators of lines and paragraphs, bidirectional controls, lone surrogates."""
@@ -24,6 +24,15 @@ def harmless(text: str) -> str:
 def count_text(number: int, thing: str) -> str:
     """'1 check-in', '2,000 check-ins'."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def size_text(count: float) -> str:
+    """'17 bytes', '1.1 kB'."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
 
 
 def one_line(text: str) -> str:

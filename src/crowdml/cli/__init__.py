@@ -17,7 +17,7 @@ from crowdml import __version__
 from crowdml.cli.bench import bench
 from crowdml.cli.data import data
 from crowdml.cli.demo import demo
-from crowdml.cli.device import budget, fleet, join, leave
+from crowdml.cli.device import budget, fleet, join, leave, predict
 from crowdml.cli.ledger import ledger
 from crowdml.cli.operator import invitation, invite, operator
 from crowdml.cli.output import close_quietly, say_error
@@ -96,6 +96,7 @@ for command in (
     ledger,
     join,
     fleet,
+    predict,
     leave,
     budget,
     bench,

@@ -1,4 +1,4 @@
-"""`crowdml join`, `fleet`, `leave` and `budget`: a device and its owner."""
+"""`crowdml join`, `fleet`, `predict`, `leave` and `budget`: a device and its owner."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ CANNOT_UNDO = (
     "Do not give the same samples again then: nothing would remember what they paid."
 )
 
+SHOWN_TO_OTHERS = (
+    "This is for you alone. It comes from this device's own samples, without noise: to show it to others, or to act on "
+    "it where they can see it, would be a release that nobody charged."
+)
+
 folder_option = click.option(
     "--folder",
     default="crowdml-device",
@@ -60,6 +65,7 @@ seed_option = click.option("--seed", type=int, help="For the data set 'synthetic
 @click.argument("code")
 @click.option("--source", required=True, help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION.")
 @click.option("--shard", metavar="I/N", help="Read every N-th row of the source, from the I-th on (counted from 0).")
+@click.option("--place", metavar="NAME", help="Where this device stands, of a task with places: a name or its number.")
 @folder_option
 @task_option
 @yes_option
@@ -77,6 +83,7 @@ def join(
     code: str,
     source: str,
     shard: str | None,
+    place: str | None,
     folder: Path,
     wanted: str | None,
     yes: bool,
@@ -93,7 +100,9 @@ def join(
     """Join a study at URL with an invitation CODE: see its promise and price, accept, and take part."""
     from crowdml.device.conditions import Conditions, parse_hours
     from crowdml.device.folder import Folder
-    from crowdml.device.sources import Share, open_source, parse_share
+    from crowdml.device.letters import find_place
+    from crowdml.device.sources import SampleSource, Share, open_source, parse_share
+    from crowdml.protocols import find
 
     report = Report(json_path)
     conditions = Conditions(None if hours is None else parse_hours(hours), on_mains, unmetered)
@@ -101,19 +110,24 @@ def join(
     home = Folder(folder)
     attempt = Attempt(home)
 
+    def prepare(task: Task) -> tuple[SampleSource, int]:
+        where = find_place(task, find(task), place, home.place(task.hash))
+        return open_source(source, task, share, seed=seed), where
+
     async def work(client: Client) -> Summary:
-        fleet, reader = await _welcome(
-            report, client, home, wanted, yes, code, ca, attempt,
-            devices=1, single=True, prepare=lambda task: open_source(source, task, share, seed=seed),
-        )  # fmt: skip
+        fleet, (reader, where) = await _welcome(
+            report, client, home, wanted, yes, code, ca, attempt, devices=1, single=True, prepare=prepare
+        )
         fleet.conditions, fleet.tell, fleet.new_data = conditions, _teller(report), new_data
+        fleet.place = where
         if reader.name is None:
             report.line(
                 "This source has no place to come back to: every sample that arrives is charged as a new one, also one "
                 "that was given before."
             )
         await fleet.enrol(code, ca)
-        report.line(f"Joined as device {fleet.all_keys()[0][1].id}.")
+        at = "" if where < 0 else f", at {one_line(fleet.task.places[where].name)}"
+        report.line(f"Joined as device {fleet.all_keys()[0][1].id}{at}.")
         return await fleet.run(lambda _: reader, seconds=seconds, most=most)
 
     with attempt.joining():
@@ -160,17 +174,26 @@ def fleet(
 ) -> None:
     """Run many real devices from one process against URL: for trials and load, with an invitation for as many uses."""
     from crowdml.device.folder import Folder
-    from crowdml.device.sources import deal_sources
+    from crowdml.device.letters import needs_place
+    from crowdml.device.sources import SampleSource, deal_sources
+    from crowdml.protocols import find
 
     report = Report(json_path)
     home = Folder(folder)
     attempt = Attempt(home)
 
+    def prepare(task: Task) -> list[SampleSource]:
+        if needs_place(task, find(task)) and devices > len(task.places):
+            raise OutputError(
+                f"Task {task.name!r} lists {len(task.places)} places, and each takes one device. Nothing was sent. Say "
+                f"--devices {len(task.places)} or fewer."
+            )
+        return deal_sources(source, task, devices, seed=seed)
+
     async def work(client: Client) -> Summary:
         crowd, readers = await _welcome(
-            report, client, home, wanted, yes, code, ca, attempt,
-            devices=devices, single=False, prepare=lambda task: deal_sources(source, task, devices, seed=seed),
-        )  # fmt: skip
+            report, client, home, wanted, yes, code, ca, attempt, devices=devices, single=False, prepare=prepare
+        )
         crowd.new_data, crowd.say = new_data, report.note
         with report.progress() as bar:
             shown = bar.add_task("devices enrolled", total=devices)
@@ -195,6 +218,38 @@ def fleet(
     report.print(table)
     report.line(_spent(summary, "the dearest device"))
     report.finish(_plain(summary))
+
+
+@click.command(short_help="Ask a device what comes next.")
+@folder_option
+@click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where the device has several.")
+@json_option
+def predict(folder: Path, wanted: str | None, json_path: str | None) -> None:
+    """Ask a device with peers what comes next: from its own samples and what its peers said. Nothing is sent."""
+    from crowdml.device.folder import Folder
+    from crowdml.device.learning import outlook, recall
+
+    report, home = Report(json_path), Folder(folder)
+    known = {hash_: each for hash_, each in home.consents().items() if wanted in (None, each.name) or hash_ == wanted}
+    if not home.joined or home.is_fleet or len(known) != 1:
+        raise OutputError(
+            f"{folder} is not the folder of one device with {'one task' if wanted is None else f'task {wanted!r}'}. "
+            "Name the device's --folder, and where it has several tasks one of them with --task."
+        )
+    task, protocol = home.accepted(bytes.fromhex(next(iter(known))))
+    with home.ledger() as ledger:
+        learner, post, state = recall(ledger, task, protocol)
+    learner.learn(state)
+    forecast = learner.forecast()
+    if forecast is None:
+        raise OutputError("This device has given no batch yet, and learned nothing. Let `crowdml join` run first.")
+    report.line(outlook(task, forecast, learner.score, post))
+    report.print(SHOWN_TO_OTHERS)
+    report.finish(
+        {"next": task.labels.classes[forecast.label], "votes": forecast.votes, "models": forecast.models,
+         "right": learner.score.right, "guessed": learner.score.guessed, "heard": post.heard, "bytes": post.size,
+         "refused": dict(post.refused)}
+    )  # fmt: skip
 
 
 @click.command()

@@ -22,6 +22,7 @@ import click
 from crowdml.cli.plain import PlainConsole, PlainProgress, PlainTable
 from crowdml.errors import CrowdmlError
 from crowdml.texts import harmless, one_line
+from crowdml.texts import size_text as size_text  # what commands print
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -225,14 +226,6 @@ def loss_text(loss: Any, delta: float | None = None) -> str:
 
         return f"{kind}, ε {epsilon_text(Total.of([loss]).epsilon(delta))}"
     return f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(loss)
-
-
-def size_text(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
-        count /= 1000
-    return ""
 
 
 def say_error(sentence: str) -> None:

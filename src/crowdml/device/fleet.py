@@ -19,6 +19,7 @@ import numpy as np
 from crowdml.device.client import Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
+from crowdml.device.letters import needs_place
 from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
 from crowdml.protocol import Protocol
@@ -80,6 +81,21 @@ class Summary:
     endings: dict[str, int]
     reason: str
     problems: dict[str, int]
+    letters: Letters | None = None
+    """Of a task whose devices have peers."""
+
+
+@record
+class Letters:
+    """What devices heard of their peers, and how often they predicted right: for their owner alone."""
+
+    heard: int
+    bytes: int
+    refused: dict[str, int]
+    right: int
+    guessed: int
+    next: str | None = None
+    """Of a single device: the class that its votes say comes next."""
 
 
 @record(frozen=False)
@@ -102,9 +118,17 @@ class Fleet:
     at_work: int = AT_WORK
     new_data: bool = False
     """The owner says that nothing of these sources was ever given: asked for after a lost ledger."""
+    place: int = -1
+    """Where a single device stands, of a task with places; devices of a fleet stand at places 0, 1, 2, ..."""
     runners: list[Runner] = field(default_factory=list)
     asked: bool = False
     """Whether the server may know a device of this folder: an enrolment was sent, and not refused."""
+
+    def place_of(self, number: int) -> int:
+        """Where a device of this folder stands; -1: nowhere."""
+        if not needs_place(self.task, self.protocol):
+            return -1
+        return self.place if self.single else number
 
     def all_keys(self) -> list[tuple[int, Key]]:
         return [(number, self.folder.key(None if self.single else number)) for number in range(self.devices)]
@@ -115,7 +139,7 @@ class Fleet:
 
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(key: Key) -> None:
+        async def one(number: int, key: Key) -> None:
             async with gate:
                 before, self.asked = self.asked, True
                 try:
@@ -127,18 +151,30 @@ class Fleet:
             known = self.folder.server
             if known is None or known.key != enrolled.server_key.hex() or known.url != self.client.url:
                 pinned(self.folder, self.client, enrolled, ca)
+            await self._claim(key, number)
             progress(1)
 
         keys = self.all_keys()
         if not self.folder.joined:
             self.folder.ledger().close()  # it is there before the server knows the device: a missing one is a lost one
-        await one(keys[0][1])
+        await one(*keys[0])
         try:
             async with asyncio.TaskGroup() as group:
-                for _, key in keys[1:]:
-                    group.create_task(one(key))
+                for number, key in keys[1:]:
+                    group.create_task(one(number, key))
         except ExceptionGroup as several:
             raise several.exceptions[0] from None  # one reason is enough for whoever waits
+
+    async def _claim(self, key: Key, number: int) -> None:
+        """Stand where this device stands, before it says anything from there."""
+        from crowdml.device.joining import claim_place
+
+        place = self.place_of(number)
+        if place < 0:
+            return
+        await self._patiently(lambda: claim_place(self.client, key, self.task, place, self.clock))
+        if self.single and self.folder.place(self.task.hash) != place:
+            self.folder.stand(self.task.hash, place)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask again where the server says to wait. The owner is there, so an unreachable one is said at once."""
@@ -200,6 +236,7 @@ class Fleet:
                         most=most,
                         new_data=self.new_data,
                         offers=offers,
+                        place=self.place_of(number),
                         tell=self.tell,
                     )
                 )
@@ -284,4 +321,20 @@ class Fleet:
             endings=dict(Counter("time" if ending is None else ending.kind for ending in endings)),
             reason=ended[0].reason if ended else "The time was over.",
             problems=dict(sum((each.problems for each in counts), Counter())),
+            letters=self._letters(),
+        )
+
+    def _letters(self) -> Letters | None:
+        posts = [runner.letters.post for runner in self.runners if runner.letters is not None]
+        if not posts:
+            return None
+        learners = [runner.learner for runner in self.runners if runner.learner is not None]
+        forecast = learners[0].forecast(self.runners[0].source.latest) if len(learners) == 1 else None
+        return Letters(
+            sum(post.heard for post in posts),
+            sum(post.size for post in posts),
+            dict(sum((Counter(post.refused) for post in posts), Counter())),
+            sum(each.score.right for each in learners),
+            sum(each.score.guessed for each in learners),
+            None if forecast is None else self.task.labels.classes[forecast.label],
         )

@@ -1,9 +1,9 @@
 """A device's folder: its key, its ledger, what its owner accepted, and the server that it talks to.
 
     key.pem         the device's own key (fleet: keys/000000.pem, ...)
-    ledger.sqlite   charges, outbox, waiting samples, receipts
+    ledger.sqlite   charges, outbox, waiting samples, receipts, what peers said and samples to learn from
     given.log       which message was sealed last, for the day on which the ledger is lost
-    device.json     the server's address and key, the owner's budget
+    device.json     the server's address and key, the owner's budget, where the device stands
     authority.pem   the certificates by which the server is known, where the owner named some
     consent.json    which tasks the owner accepted, what was shown, who accepted it and when
     tasks/          those tasks, byte for byte
@@ -226,6 +226,15 @@ class Folder:
     def set_budget(self, budget: OwnerBudget) -> None:
         _ = budget.budget  # refuse one that cannot be kept
         self._write(DEVICE, {**self._read(DEVICE), "budget": asdict(budget)})
+
+    def place(self, task: bytes) -> int | None:
+        """Where in the task's list this device stands; None where it has not said so yet."""
+        return self._read(DEVICE).get("places", {}).get(task.hex())
+
+    def stand(self, task: bytes, place: int) -> None:
+        """Remember the place that the server gave this device: for good."""
+        places = {**self._read(DEVICE).get("places", {}), task.hex(): place}
+        self._write(DEVICE, {**self._read(DEVICE), "places": places})
 
     @property
     def exhausted(self) -> frozenset[int]:

@@ -23,7 +23,7 @@ from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, enrol, open_enrolled
 
-__all__ = ["Listed", "enrol_device", "fetch_task", "list_tasks", "recover", "withdraw"]
+__all__ = ["Listed", "claim_place", "enrol_device", "fetch_task", "list_tasks", "recover", "withdraw"]
 
 ROUND_KINDS = ("secagg/agreement/1", "secagg/reveal/1")
 """What a device says in a round after its draw: the server keeps it, with the statement, when the vector is gone."""
@@ -111,6 +111,30 @@ async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> Enro
     if task.hex() not in enrolled.tasks:
         raise CrowdmlError(f"The invitation does not admit this device to task {task.hex()[:12]}. Nothing was sent.")
     return enrolled
+
+
+async def claim_place(client: Client, key: Key, task: Task, place: int, clock: Clock) -> None:
+    """POST /v1/tasks/{hash}/places/{n}, signed: this device stands there from now on. Again: nothing changes."""
+    path = f"/v1/tasks/{task.hash.hex()}/places/{place}"
+    header = authorize(key, "POST", client.prefix + path, now=clock.now())
+    name = f"{one_line(task.places[place].name)!r} (place {place})"
+    try:
+        await client.request("POST", path, headers={"Authorization": header}, largest=65_536)
+    except Problem as problem:
+        if problem.slug == "place-taken":
+            raise CrowdmlError(
+                f"Another device stands at {name}. Nothing was sent. Choose another --place; if that was this device "
+                "with another key, whoever runs the study can revoke it."
+            ) from problem
+        if problem.slug == "place-held":
+            held = problem.extra.get("held")
+            known = isinstance(held, int) and 0 <= held < len(task.places)
+            where = f"{one_line(task.places[held].name)!r}" if known and isinstance(held, int) else "another place"
+            raise CrowdmlError(
+                f"This device stands at {where} already, and cannot stand at {name} too. Nothing was sent. Say --place "
+                f"{held if known else 'with that one'}, or use another --folder for another device."
+            ) from problem
+        raise
 
 
 def pinned(folder: Folder, client: Client, enrolled: Enrolled, ca: str | None) -> None:

@@ -4,7 +4,8 @@ The order is the promise. Whether the budgets allow a step is asked before noise
 messages and its state are on disk before a byte is sent; and what is sent are those bytes, until the server has
 acknowledged them with a receipt that its pinned key signed. A crash anywhere between two of these steps sends nothing
 that was not charged, and nothing twice under two numbers. Of a masked task what is sent is a vector under masks, and
-the steps around it are those of a round (device/rounds.py).
+the steps around it are those of a round (device/rounds.py). Of a task with peers a device also reads its mailbox
+between two turns, and learns for itself from what it heard (device/letters.py, device/learning.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from crowdml.buffer import Buffer
 from crowdml.device.client import Answer, Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
+from crowdml.device.letters import SENTENCES, Correspondence, Post, needs_place
 from crowdml.device.marks import Mark, Marks
 from crowdml.device.sources import Sample, SampleSource
 from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
@@ -56,16 +58,19 @@ from crowdml.protocol import (
     quote,
 )
 from crowdml.records import record
-from crowdml.storage import Budget, Charge, Ledger, Outgoing, Round, Waiting
+from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
+from crowdml.wire.letters import LARGEST_MAILBOX, Letter, open_mailbox
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement
+from crowdml.wire.states import pack_state, unpack_state
 
 if TYPE_CHECKING:
+    from crowdml.device.learning import Learner
     from crowdml.device.rounds import Publication, Rounds
     from crowdml.secagg.device import DeviceRound
 
@@ -90,6 +95,10 @@ MOST_REFUSALS = 3
 MSGPACK = {"Content-Type": "application/msgpack"}
 LARGEST_ANSWER = 4 * LARGEST_ENVELOPE
 """Bytes: a publication, with a cohort's keys where a task is masked."""
+MOST_PAGES = 16
+"""Answers of a mailbox that are read in a row: then the device's own work goes on."""
+LOOK, LONGEST_LOOK = 1.0, 60.0
+"""Seconds between two looks into the mailbox while samples are waited for: they double while nothing comes."""
 
 EndingKind = Literal["budget", "source", "limit", "stopped", "withdrawn", "revoked", "refused"]
 
@@ -362,8 +371,11 @@ class Runner:
         most: int | None = None,
         new_data: bool = False,
         offers: Offers | None = None,
+        place: int = -1,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        if needs_place(task, protocol) and not 0 <= place < len(task.places):
+            raise ProtocolError(f"a device of task {task.name!r} stands at one of its places. Nothing was sent.")
         _check_share(source.name, member.ledger.sources())
         self.member, self.task, self.protocol, self.client, self.source = member, task, protocol, client, source
         self.commit = commit or Commits(member.ledger)
@@ -371,7 +383,7 @@ class Runner:
         """Devices of a fleet that are at work at once: the others wait before they check out."""
         self.conditions, self.clock = conditions or Conditions(), clock or Clock()
         self.patience, self.noise = patience or Patience(), noise or SystemSource()
-        self.most, self.new_data, self.tell = most, new_data, tell
+        self.most, self.new_data, self.tell, self.place = most, new_data, tell, place
         self.counts = Counts()
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
@@ -386,9 +398,19 @@ class Runner:
         self._serving: _Serving | None = None
         self._bodies: list[bytes] = []
         """The samples that were read last, where they will have to wait here until they have served as often as they
-        may."""
-        self._state: Any = protocol.device.start(task, Context(me=member.key.id)).state
-        self._seq = _read_state(member.ledger.state(task.hash))[0]
+        may, or are learned from."""
+        self._sensed: dict[int, bytes] = {}
+        """Those that wait in the buffer, by serial, where they are learned from."""
+        self._state: Any = protocol.device.start(task, Context(me=member.key.id, place=place)).state
+        kept = _read_standing(member.ledger.state(task.hash))
+        self._seq: int = kept.get("seq", 0)
+        if kept.get("state") is not None:
+            self._state = unpack_state(self._state, kept["state"])
+        self.letters = None
+        if place >= 0 and protocol.peers is not None and protocol.peers(task):
+            self.letters = Correspondence(task, protocol, member.key.id, place, Post.of(kept.get("post")))
+        self.learner = self._make_learner(kept.get("own"))
+        self._look = LOOK
         self._offer: tuple[str, Any] | None = None
         self._offers = offers or Offers()
         self._pattern = _published(protocol, task)
@@ -412,6 +434,7 @@ class Runner:
             await self._send_outbox()
             if self._rounds is not None:
                 await self._in_rounds(self._rounds.finish())
+            await self._hear_peers(anew=self.learner is not None and self.learner.has_samples)
             self._lazy = self.source.waits and not len(self._buffer)
             if self._lazy:
                 await self._find_place()
@@ -421,6 +444,7 @@ class Runner:
                 if not await self._ready():
                     return Ending("source", self._ended or "The source has no more samples.")
                 stop = await self._turn()
+                await self._hear_peers()
                 if stop is not None:
                     return Ending("stopped", stop)
             made = self.counts.check_ins
@@ -443,7 +467,11 @@ class Runner:
     async def _pause(self) -> None:
         """Until the window that the server named."""
         while (left := self._not_before - self.clock.now()) > 0:
-            await self.clock.sleep(left)
+            if self.letters is None:
+                await self.clock.sleep(left)
+            else:
+                await self.clock.sleep(min(left, self._look))
+                await self._look_again()
 
     def _price(self, trip: int) -> list[Charge]:
         """The dearest form of a step, the whole table, at the device's check-in number `trip`."""
@@ -488,7 +516,7 @@ class Runner:
     async def _drop(self, now: _Serving) -> None:
         self._serving = None
         write = partial(self.member.ledger.charge, self.task.hash, [], [], given=now.serials)
-        await self.commit(partial(write, state=_write_state(None, self._seq, None)))
+        await self.commit(partial(write, state=self._standing(self._state, self._seq, None)))
 
     async def _contribute(self, now: _Serving) -> str | None:
         self._serving = None
@@ -499,7 +527,7 @@ class Runner:
             publication = await self._check_out()
             self.tell("checked out")
             door = Door(self._table, self.noise, trip=self._seq)
-            context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, trip=self._seq)
+            context = replace(self._context(), release=door.release, trip=self._seq)
             step = advance(self.protocol.device, self.task, self._state, publication, context)
             sealed = await self._write(step, door, now, self._sealed_messages(step, door))
             self._state = step.state
@@ -585,7 +613,7 @@ class Runner:
 
         heard = self._heard(publication)
         door = Door(self._table, self.noise, trip=self._seq)
-        context = Context(self.member.key.id, SERVER, self.clock.now(), door.release, door.masked, self._seq)
+        context = replace(self._context(), release=door.release, masked=door.masked, trip=self._seq)
         step = advance(self.protocol.device, self.task, self._state, heard, context)
         vectors = self._said_under_masks(step, door)
         state = device.mask(rounds.terms, held, vectors)
@@ -617,7 +645,105 @@ class Runner:
         return {name: np.asarray(steps).reshape(-1) for name, steps in masked_steps(said[0]).items()}
 
     def _context(self) -> Context:
-        return Context(me=self.member.key.id, sender=SERVER, now=self.clock.now())
+        return Context(me=self.member.key.id, sender=SERVER, now=self.clock.now(), place=self.place)
+
+    # --- peers ---
+
+    def _make_learner(self, own: Mapping[str, Any] | None) -> Learner | None:
+        """Where devices of this task learn for themselves: from the samples that are kept, and what is heard."""
+        if self.protocol.learn is None or not self.protocol.keeps(self.task):
+            return None
+        from crowdml.device.learning import Learner  # and its models: for tasks with peers alone
+
+        return Learner(self.task, self.protocol, self.member.ledger.remembered(self.task.hash), own)
+
+    async def _hear_peers(self, *, anew: bool = True) -> int:
+        """Read the mailbox; how many letters were heard. Then, or where there is something else, learn anew.
+
+        What fails here stops nobody: the next look finds what this one did not.
+        """
+        heard = await self._read_mail()
+        if self.learner is not None and (heard or anew):
+            self._look = LOOK
+            await asyncio.to_thread(self.learner.learn, self._state)
+            if text := self._outlook():
+                self.tell(text)
+        return heard
+
+    async def _look_again(self) -> None:
+        """A look while the device waits: rarer and rarer while nothing comes."""
+        before = self._look
+        if not await self._hear_peers(anew=False):
+            self._look = min(LONGEST_LOOK, 2 * before) * (0.75 + 0.25 * chance())
+
+    async def _read_mail(self) -> int:
+        if self.letters is None:
+            return 0
+        heard = await self._hear_letters(self.letters.take(), self.letters.post.after)
+        for _ in range(MOST_PAGES):
+            path = f"{self.path}/mailbox?after={self.letters.post.after}"
+            try:
+                box = open_mailbox(await self._ask_once(path))
+            except Unreachable:
+                break
+            except Problem as problem:
+                self.counts.problems[problem.slug] += 1
+                if problem.slug != "too-many":
+                    self.tell(f"the mailbox could not be read: {problem}")
+                break
+            heard += await self._hear_letters(box.letters, box.last)
+            if not box.letters:
+                break
+        return heard
+
+    async def _ask_once(self, path: str) -> bytes:
+        from crowdml.wire.requests import authorize
+
+        header = authorize(self.member.key, "GET", self.client.prefix + path, now=self.clock.now())
+        headers = {"Authorization": header}
+        return (await self.client.request("GET", path, headers=headers, largest=LARGEST_MAILBOX)).body
+
+    async def _hear_letters(self, letters: Sequence[Letter], after: int) -> int:
+        """Those that are believed reach the handlers; the state and how far was read are written as one."""
+        post = self.letters
+        assert post is not None
+        state, heard, flaws = post.hear(self._state, letters, self.clock.now())
+        post.post = replace(post.post, after=after)
+        for flaw in flaws:
+            self.tell(f"a letter was left aside: {SENTENCES[flaw]}. Others like it are counted.")
+        if letters:
+            self._state = state
+            standing = self._standing(state, self._seq, self._serving)
+            await self.commit(partial(self.member.ledger.charge, self.task.hash, [], [], state=standing))
+        return heard
+
+    def _outlook(self) -> str:
+        """For the owner's eyes: what comes next, how often that was right, and who was heard."""
+        from crowdml.device.learning import outlook
+
+        assert self.learner is not None
+        forecast = self.learner.forecast(self.source.latest)
+        return outlook(self.task, forecast, self.learner.score, None if self.letters is None else self.letters.post)
+
+    def _own(self, serials: Sequence[int]) -> tuple[Batch | None, int]:
+        """The batch as it is kept to learn from, once it was predicted; and how many of them are kept."""
+        learner = self.learner
+        if learner is None:
+            return None, 0
+        bodies = self._bodies if self._lazy else [self._sensed.pop(serial) for serial in serials]
+        samples = [_unpack(body, self.task) for body in bodies]
+        x, y = np.stack([x for x, _ in samples]), np.stack([y for _, y in samples])
+        learner.judge(x, y)
+        return learner.packed(self._seq, x, y, self.source.latest), learner.batches
+
+    def _standing(self, state: Any, seq: int, again: _Serving | None) -> bytes:
+        """Where the protocol stands after a step, as it is kept on disk, and how often the batch has served that serves
+        again. Its samples are in `waiting`, not here."""
+        served = {} if again is None or not again.served else {"first": again.serials[0], "served": again.served}
+        more: dict[str, Any] = {} if self.letters is None else {"post": self.letters.post.plain()}
+        if self.learner is not None:
+            more["own"] = self.learner.plain()
+        return pack({"seq": seq, "state": None if state is None else pack_state(state), **served, **more})
 
     # --- sensing ---
 
@@ -630,11 +756,17 @@ class Runner:
             self._batch, max(self._capacity, len(waiting))
         )  # one batch was under way beside a full one
         for each in waiting[start:]:
+            self._keep_in_sight(each.serial, each.body)
             self._buffer.add(each.serial, *_unpack(each.body, self.task))
+
+    def _keep_in_sight(self, serial: int, body: bytes) -> None:
+        if self.learner is not None:
+            self._sensed[serial] = body
 
     def _restore_serving(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
         """The batch that has served and may serve again; and what waits beside it."""
-        _, first, served = _read_state(self.member.ledger.state(self.task.hash))
+        kept = _read_standing(self.member.ledger.state(self.task.hash))
+        first, served = kept.get("first", 0), kept.get("served", 0)
         if not served:
             return waiting
         span = range(first, first + self._batch)
@@ -676,6 +808,7 @@ class Runner:
                 keep = partial(ledger.keep, self.task.hash, bodies, source=name, taken=self.source.taken)
                 serials = await self.commit(keep)
                 for serial, body in zip(serials, bodies, strict=True):
+                    self._keep_in_sight(serial, body)
                     self._buffer.add(serial, *_unpack(body, self.task))
                 self._changed.set()
         except Exception as error:  # the main loop raises it: a task of its own would swallow it
@@ -692,7 +825,7 @@ class Runner:
                 return False
             x = np.array([sample.x for sample in samples], "<f4").reshape(len(samples), -1)
             self._buffer.fill(x, _labels([sample.y for sample in samples], self.task))
-            if self._uses > 1:
+            if self._uses > 1 or self.learner is not None:
                 self._bodies = [*self._bodies, *map(_pack, samples)][-self._batch :]
         return True
 
@@ -708,8 +841,25 @@ class Runner:
             if self._ended is not None:
                 return False
             self._changed.clear()
-            await self._changed.wait()
+            await self._until_changed()
         return True
+
+    async def _until_changed(self) -> None:
+        """Until there is a sample; meanwhile what peers say is heard."""
+        if self.letters is None:
+            await self._changed.wait()
+            return
+        changed, pause = asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(self._nap())
+        try:
+            await asyncio.wait((changed, pause), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (changed, pause):
+                each.cancel()
+        if not self._changed.is_set():
+            await self._look_again()
+
+    async def _nap(self) -> None:
+        await self.clock.sleep(self._look)
 
     # --- check-out ---
 
@@ -790,7 +940,10 @@ class Runner:
         contents = {each.waiting.seq: each.content for each in sealed}
         served, place = now.served + 1, self._place
         again = replace(now, served=served) if served < self._uses else None
-        write = partial(ledger.charge, outbox=outbox, contents=contents, state=_write_state(step.state, seq, again))
+        own, batches = self._own(serials)
+        standing = self._standing(step.state, seq, again)
+        write = partial(ledger.charge, outbox=outbox, contents=contents, state=standing)
+        write = partial(write, remember=own, batches=batches)
         if self._lazy and not now.served:
             place += len(serials)
             kept = self._bodies if again is not None else []
@@ -805,6 +958,8 @@ class Runner:
             write = partial(write, given=() if again is not None else serials)
         await self.commit(partial(write, self.task.hash, charges, self.member.budgets, round_=round_))
         self._seq, self._place, self._serving, self._bodies = seq, place, again, []
+        if self.learner is not None and own is not None:
+            self.learner.add(own)
         return sealed
 
     async def _send_outbox(self) -> bool:
@@ -883,7 +1038,7 @@ class Runner:
 
     async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int, content: bytes = b"") -> None:
         write = partial(self.member.ledger.charge, self.task.hash, [], [], outbox=outbox, done=[message.seq])
-        state = _write_state(None, seq, self._serving)
+        state = self._standing(self._state, seq, self._serving)
         await self.commit(partial(write, contents=dict.fromkeys(outbox, content), state=state))
         self._seq = seq
 
@@ -988,25 +1143,11 @@ def _stopped(step: Step[Any]) -> str | None:
     return next((each.reason for each in step.effects if isinstance(each, Stop) and _holds(each.when)), None)
 
 
-def _write_state(state: Any, seq: int, again: _Serving | None) -> bytes:
-    """Where the protocol stands after a step that was charged, and how often the batch has served that serves again.
-
-    Its samples are in `waiting`, not here.
-    """
-    if state is not None:
-        raise ProtocolError(
-            f"a device keeps no state of type {type(state).__name__} on disk yet. Nothing was sent. Let the handler "
-            "end its turn with None."
-        )
-    served = {} if again is None or not again.served else {"first": again.serials[0], "served": again.served}
-    return pack({"seq": seq, "state": None, **served})
-
-
-def _read_state(data: bytes | None) -> tuple[int, int, int]:
-    """The number of the last message that was sealed (the server counts from 1); the first serial of the batch that
-    serves again, and how often it has."""
-    plain = {} if data is None else msgpack.unpackb(data)
-    return int(plain.get("seq", 0)), int(plain.get("first", 0)), int(plain.get("served", 0))
+def _read_standing(data: bytes | None) -> dict[str, Any]:
+    """What is kept on disk of a task: `seq`, the number of the last message that was sealed (the server counts from 1);
+    `state`, of the protocol; `first` and `served`, the first serial of the batch that serves again and how often it
+    has; `post` and `own`, what became of letters and of predictions."""
+    return {} if data is None else msgpack.unpackb(data)
 
 
 def _pack(sample: Sample) -> bytes:

@@ -150,6 +150,14 @@ class Waiting:
     body: bytes
 
 
+@record
+class Batch:
+    """The samples of a batch that was given, as the bytes that its runner keeps: a device learns from them itself."""
+
+    number: int
+    body: bytes
+
+
 @record(frozen=False)
 class _Seen:
     """What the charges of a device add up to: of one task, or of all."""
@@ -344,6 +352,8 @@ class Ledger:
         taken: int = 0,
         keep: Sequence[bytes] = (),
         round_: Round | None = None,
+        remember: Batch | None = None,
+        batches: int = 0,
     ) -> None:
         """Write one step of a task: its charges, its sealed messages by sequence number, and the protocol's state.
 
@@ -352,6 +362,7 @@ class Ledger:
         or that were refused for good: their bytes are forgotten. `take` are the next serials, where the samples of
         this step have none yet; `source` and `taken` as in `keep`, where they waited at their source. `keep` are those
         samples, where they serve again: from now on they wait here. `round_` is where the device stands in its round.
+        `remember` is the batch itself, where the device learns from the last `batches`: older ones are forgotten.
         All of it or nothing, on disk when this returns. Raises `BudgetExhausted` where any of the budgets does not
         allow the charges; then nothing was written and nothing may be sent.
         """
@@ -388,6 +399,18 @@ class Ledger:
                 write(_WRITE_STATE, (self.device, task, state))
             if round_ is not None:
                 write(_WRITE_ROUND, (self.device, task, round_.number, round_.body))
+            if remember is not None:
+                number = remember.number
+                write(_WRITE_MEMORY, (self.device, task, number, remember.body))
+                write(_FORGET, (self.device, task, number - batches, number))
+
+    def remembered(self, task: bytes) -> tuple[Batch, ...]:
+        """The last batches that were given and kept to learn from, oldest first."""
+        with self._explained():
+            rows = self._connection.execute(
+                "select number, body from memory where device = ? and task = ? order by number", (self.device, task)
+            )
+            return tuple(Batch(*row) for row in rows)
 
     def keep_round(self, task: bytes, round_: Round) -> None:
         """Keep where the device stands in its round. Rounds only grow, and one that is over never begins again."""
@@ -924,6 +947,14 @@ _WRITE_ROUND = """
 insert into round (device, task, number, body) values (?, ?, ?, ?)
 on conflict (device, task) do update set number = excluded.number, body = excluded.body
 """
+
+_WRITE_MEMORY = """
+insert into memory (device, task, number, body) values (?, ?, ?, ?)
+on conflict (device, task, number) do update set body = excluded.body
+"""
+
+# After a message was refused its number serves again: what was kept under later ones was not given under them.
+_FORGET = "delete from memory where device = ? and task = ? and (number <= ? or number > ?)"
 
 _WRITE_SOURCE = """
 insert into source (device, name, taken) values (?, ?, ?)
