@@ -100,7 +100,7 @@ def join(
     """Join a study at URL with an invitation CODE: see its promise and price, accept, and take part."""
     from crowdml.device.conditions import Conditions, parse_hours
     from crowdml.device.folder import Folder
-    from crowdml.device.letters import find_place
+    from crowdml.device.places import find_place
     from crowdml.device.sources import SampleSource, Share, open_source, parse_share
     from crowdml.protocols import find
 
@@ -174,7 +174,7 @@ def fleet(
 ) -> None:
     """Run many real devices from one process against URL: for trials and load, with an invitation for as many uses."""
     from crowdml.device.folder import Folder
-    from crowdml.device.letters import needs_place
+    from crowdml.device.places import needs_place
     from crowdml.device.sources import SampleSource, deal_sources
     from crowdml.protocols import find
 

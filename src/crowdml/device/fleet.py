@@ -19,7 +19,7 @@ import numpy as np
 from crowdml.device.client import Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
-from crowdml.device.letters import needs_place
+from crowdml.device.places import needs_place
 from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
 from crowdml.protocol import Protocol

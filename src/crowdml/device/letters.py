@@ -14,18 +14,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
 
-from crowdml.errors import TaskError
 from crowdml.messages import Address
 from crowdml.protocol import Context, Protocol, address_of, advance
 from crowdml.records import record
 from crowdml.task import Task
-from crowdml.texts import one_line
 from crowdml.wire.envelopes import Signed
 from crowdml.wire.letters import Letter
 from crowdml.wire.problems import Problem
 from crowdml.wire.validate import decode_message
 
-__all__ = ["Correspondence", "Flaw", "Post", "find_place", "needs_place"]
+__all__ = ["Correspondence", "Flaw", "Post"]
 
 Flaw = Literal["malformed", "forged", "other-task", "not-for-us", "stranger", "other-key", "contents"]
 SENTENCES: Mapping[Flaw, str] = {
@@ -147,47 +145,3 @@ class Correspondence:
         if self.post.keys.get(place, letter.key) != letter.key:
             raise _Refused("other-key")
         return signed, message
-
-
-# --- where a device stands ---
-
-
-def needs_place(task: Task, protocol: Protocol) -> bool:
-    """Whether what a device of this task says is from a place of its list."""
-    return protocol.peers is not None and bool(task.places) and task.masking is None
-
-
-def find_place(task: Task, protocol: Protocol, wanted: str | None, known: int | None) -> int:
-    """The place that an owner named, by its name or its number; or the one where this device stands already.
-
-    -1 for a task without places.
-    """
-    if not needs_place(task, protocol):
-        if wanted is not None:
-            raise TaskError(f"--place {wanted}: task {task.name!r} has no places. Nothing was sent. Leave it out.")
-        return -1
-    names = [place.name for place in task.places]
-    if wanted is None:
-        if known is not None:
-            return known
-        raise TaskError(
-            f"Task {task.name!r} wants to know where this device stands, and its list is public. Nothing was sent. "
-            f"Say --place with one of: {_listed(names)}."
-        )
-    if wanted in names:
-        found = names.index(wanted)
-    elif wanted.isascii() and wanted.isdecimal() and int(wanted) < len(names):
-        found = int(wanted)
-    else:
-        raise TaskError(f"--place {wanted}: there is no such place. Nothing was sent. The task lists {_listed(names)}.")
-    if known is not None and found != known:
-        raise TaskError(
-            f"--place {wanted}: this device stands at {one_line(names[known])!r}, and stays there: its peers know it "
-            "by that place. Nothing was sent. Leave --place out, or use another --folder for another device."
-        )
-    return found
-
-
-def _listed(names: list[str]) -> str:
-    shown = [f"{number} {one_line(name)}" for number, name in enumerate(names)]
-    return "; ".join(shown if len(shown) <= 200 else [*shown[:199], f"... {len(shown) - 1} {one_line(names[-1])}"])

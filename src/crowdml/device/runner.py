@@ -32,8 +32,8 @@ from crowdml.buffer import Buffer
 from crowdml.device.client import Answer, Client, Unreachable
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
-from crowdml.device.letters import SENTENCES, Correspondence, Post, needs_place
 from crowdml.device.marks import Mark, Marks
+from crowdml.device.places import needs_place
 from crowdml.device.sources import Sample, SampleSource
 from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
 from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
@@ -62,7 +62,6 @@ from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Wait
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
-from crowdml.wire.letters import LARGEST_MAILBOX, Letter, open_mailbox
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
@@ -71,8 +70,10 @@ from crowdml.wire.states import pack_state, unpack_state
 
 if TYPE_CHECKING:
     from crowdml.device.learning import Learner
+    from crowdml.device.letters import Correspondence
     from crowdml.device.rounds import Publication, Rounds
     from crowdml.secagg.device import DeviceRound
+    from crowdml.wire.letters import Letter
 
 __all__ = [
     "Clock",
@@ -406,9 +407,7 @@ class Runner:
         self._seq: int = kept.get("seq", 0)
         if kept.get("state") is not None:
             self._state = unpack_state(self._state, kept["state"])
-        self.letters = None
-        if place >= 0 and protocol.peers is not None and protocol.peers(task):
-            self.letters = Correspondence(task, protocol, member.key.id, place, Post.of(kept.get("post")))
+        self.letters = self._make_correspondence(kept.get("post"))
         self.learner = self._make_learner(kept.get("own"))
         self._look = LOOK
         self._offer: tuple[str, Any] | None = None
@@ -649,6 +648,14 @@ class Runner:
 
     # --- peers ---
 
+    def _make_correspondence(self, post: Mapping[str, Any] | None) -> Correspondence | None:
+        """Where devices of this task have peers: who of them is believed, and what became of their letters."""
+        if self.place < 0 or self.protocol.peers is None or not self.protocol.peers(self.task):
+            return None
+        from crowdml.device.letters import Correspondence, Post
+
+        return Correspondence(self.task, self.protocol, self.member.key.id, self.place, Post.of(post))
+
     def _make_learner(self, own: Mapping[str, Any] | None) -> Learner | None:
         """Where devices of this task learn for themselves: from the samples that are kept, and what is heard."""
         if self.protocol.learn is None or not self.protocol.keeps(self.task):
@@ -679,6 +686,8 @@ class Runner:
     async def _read_mail(self) -> int:
         if self.letters is None:
             return 0
+        from crowdml.wire.letters import open_mailbox
+
         heard = await self._hear_letters(self.letters.take(), self.letters.post.after)
         for _ in range(MOST_PAGES):
             path = f"{self.path}/mailbox?after={self.letters.post.after}"
@@ -697,6 +706,7 @@ class Runner:
         return heard
 
     async def _ask_once(self, path: str) -> bytes:
+        from crowdml.wire.letters import LARGEST_MAILBOX
         from crowdml.wire.requests import authorize
 
         header = authorize(self.member.key, "GET", self.client.prefix + path, now=self.clock.now())
@@ -705,6 +715,8 @@ class Runner:
 
     async def _hear_letters(self, letters: Sequence[Letter], after: int) -> int:
         """Those that are believed reach the handlers; the state and how far was read are written as one."""
+        from crowdml.device.letters import SENTENCES
+
         post = self.letters
         assert post is not None
         state, heard, flaws = post.hear(self._state, letters, self.clock.now())

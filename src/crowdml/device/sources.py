@@ -37,7 +37,6 @@ import numpy as np
 
 from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
-from crowdml.features.series import Windower
 from crowdml.records import record
 from crowdml.task import Task
 from crowdml.texts import one_line
@@ -155,6 +154,8 @@ class Series:
     """Readings, cut into samples one after another: (x [w], y), where y is the bin of the reading `horizon` later."""
 
     def __init__(self, readings: Iterable[Any], task: Task) -> None:
+        from crowdml.features.series import Windower  # for tasks with windows alone
+
         features = task.features
         self._readings, self._task = iter(readings), task
         self._cut = Windower(features.dimension, features.horizon, [float(edge) for edge in task.labels.bins])
