@@ -35,6 +35,7 @@ MLP, SCORES, BINARY = (f"models/{name}.py" for name in ("mlp", "scores", "binary
 CLIPPED = "tests/models/test_clipping.py::"
 LOCAL, STEPPED = "protocols/local_updates.py", "tests/protocols/test_local_updates.py::"
 NOISES, SCHEDULED = "tests/protocols/test_noise_schedules.py::", "tests/loopback/test_schedule_loop.py::"
+MEAN, MEANT = "sim/trusted_mean.py", "tests/sim/test_trusted_mean.py::"
 H17, TRUSTED = "tests/review/test_h17_findings.py::", "tests/sim/test_trusted.py::"
 PLLP, PL = "protocols/proportions.py", "tests/review/test_pl_findings.py::"
 PUBLISHED_PLLP = "sim/published_proportions.py"
@@ -1452,6 +1453,35 @@ MUTANTS: tuple[Mutant, ...] = (
         "place = xp.minimum(xp.asarray(trip), len(self.levels))",
         "place = xp.minimum(xp.asarray(trip), len(self.levels) - 1)",
         f"{NOISES}test_what_a_device_can_move_is_what_its_check_in_is_priced_for[10-growing]",
+    ),
+    # --- a trusted server's mean: L1, L9 ---
+    Mutant(
+        "trusted mean: of whoever came",
+        MEAN,
+        "enough = heard >= self.least",
+        "enough = heard >= 1",
+        f"{MEANT}test_l9_a_mean_of_fewer_than_b_s_is_never_let_out_and_nothing_is_divided_by_zero[1]",
+    ),
+    Mutant(
+        "trusted mean: half the sensitivity",
+        MEAN,
+        "return 2 * self.clip / self.least",
+        "return self.clip / self.least",
+        f"{MEANT}test_one_of_enough_devices_moves_the_mean_by_its_sensitivity_at_most_and_can_reach_it",
+    ),
+    Mutant(
+        "trusted mean: an update as long as it likes",
+        MEAN,
+        "clipped = updates * jnp.minimum(1, self.clip / jnp.maximum(sizes, 1e-30))",
+        "clipped = updates * jnp.minimum(1, 1e9 / jnp.maximum(sizes, 1e-30))",
+        f"{MEANT}test_one_of_enough_devices_moves_the_mean_by_its_sensitivity_at_most_and_can_reach_it",
+    ),
+    Mutant(
+        "trusted mean: rounds for the price of one",
+        MEAN,
+        "math.sqrt(rounds / (2 * float(rho_for(epsilon, delta))))",
+        "math.sqrt(1 / (2 * float(rho_for(epsilon, delta))))",
+        f"{MEANT}test_gaussian_noise_has_the_deviation_that_its_loss_asks_for",
     ),
     # --- the library of 2017 and its baselines, priced ---
     Mutant(
