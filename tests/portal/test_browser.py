@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from crowd import Crowd
+from crowd import Crowd, open_crowd
 from playwright.sync_api import expect
+from relay_device import claim, say
 from screens import DESKTOP, PHONE, Window, charts_are_drawn, chromium, window
+from test_places_pages import MOODS, STREETS, fill
 
 pytestmark = pytest.mark.browser
 
@@ -119,6 +122,29 @@ def test_charts_become_interactive_where_scripts_run_and_follow_the_theme(busy: 
         opened.page.emulate_media(color_scheme="dark")
         expect(tick).not_to_have_css("fill", light)
         is_clean(opened)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_pages_of_a_study_with_places_are_accessible_and_their_map_follows(tmp_path: Path, browser: Any, look: str):
+    size, dark, language = LOOKS[look]
+    with open_crowd(tmp_path / "data", STREETS, MOODS) as crowd:
+        city = fill(crowd, rounds=3)
+        with window(browser, crowd.base, size, dark=dark, locale=language, bypass_csp=True) as opened:
+            for task in (STREETS, MOODS):
+                opened.open(city.path(task))
+                charts_are_drawn(opened.page)
+                opened.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+                is_as_wide_as_the_window(opened.page)
+                assert violations(opened.page) == [], task.name
+        with window(browser, crowd.base, size, dark=dark, locale=language) as opened:
+            opened.open(city.path())
+            place = opened.page.locator("#places")
+            expect(place.locator("circle.free")).to_have_count(1)
+            heir = crowd.running.device()
+            assert claim(heir, 11, STREETS).status == 201
+            assert say(heir, 11, STREETS).status == 202
+            expect(place.locator("circle.free")).to_have_count(0, timeout=20_000)
+            is_clean(opened)
 
 
 def test_numbers_and_charts_follow_the_study_while_the_page_is_open(crowd: Crowd, browser: Any):

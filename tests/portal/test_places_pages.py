@@ -15,10 +15,13 @@ import pytest
 from crowd import Crowd, open_crowd
 from desk import Desk, set_up
 from device import Device
+from masked_device import crowd as masked_crowd
+from masked_device import through
 from proportions_task import HISTOGRAM, ROW, histogram
 from relay_device import claim, mailbox, say
 from test_public import words_of
 
+from crowdml.server.export import export_model
 from crowdml.server.portal.places import places_of
 from crowdml.task import Task, parse
 
@@ -174,6 +177,28 @@ def test_a_draft_that_counts_has_nothing_to_simulate_and_says_what_its_noise_doe
     assert 'name="devices"' not in desk.text
     refused = desk.post(f"{desk.page.address.removeprefix(filled.crowd.base)}/simulate", data="synthetic")
     assert refused.status == 409
+
+
+def test_a_crowd_that_counts_under_masks_shows_its_sums_alone(tmp_path: Path):
+    task = histogram(masked=True)
+    with open_crowd(tmp_path / "data", task) as crowd:
+        rounds = crowd.running.hub.runners[task.hash].rounds
+        assert rounds is not None
+        devices = masked_crowd(crowd.running, task, 10)
+        for each in devices:
+            each.advertise()
+        vectors = {each.number: {"counts": np.array([12, 6, 2])} for each in devices}
+        through(devices, lambda: rounds.counts.get("summed", 0) == 1, vectors)
+        crowd.point()
+        page = crowd.browser().get(f"/studies/{task.hash.hex()[:12]}")
+        seen = words_of(page.text)
+        assert "Cohorts added up 1" in seen
+        assert "about how often each label occurred, over a cohort" in seen
+        figures = json.loads(crowd.browser().get(f"/studies/{task.hash.hex()[:12]}/figures.json").text)
+        assert figures["labels"]["y"] == pytest.approx([0.6, 0.3, 0.1])
+        model = export_model(crowd.running.hub.store, task.hash)
+        assert model.labels is not None
+        assert (model.labels.counts, model.labels.samples, model.cohorts) == ((120, 60, 20), 200, 1)
 
 
 def test_a_closed_study_shows_no_places(tmp_path: Path):

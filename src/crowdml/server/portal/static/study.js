@@ -16,36 +16,36 @@ if (facts?.dataset.liveFrom) {
   });
 }
 
-let shown = -1; // the moment that the parts show which are loaded again
 let wanted = -1;
 let loading = false;
 
-/** Load the page's `data-again` parts anew when something happened, every few seconds at most. @param {number} index */
+/** Load the `data-again` parts anew whose moment is past, every few seconds at most. @param {number} index */
 async function again(index) {
   wanted = Math.max(wanted, index);
-  const parts = document.querySelectorAll("[data-again]");
-  if (!parts.length || document.hidden || loading || wanted <= shown) return;
+  const old = [...document.querySelectorAll("[data-again]")].filter((part) => momentOf(part) < wanted);
+  if (!old.length || document.hidden || loading) return;
   loading = true;
   try {
-    if (shown >= 0) {
-      const answer = await fetch(location.href, { headers: { accept: "text/html" } });
-      if (!answer.ok) return;
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      for (const part of parts) {
-        const other = fresh.getElementById(part.id);
-        if (!other || part.contains(document.activeElement)) continue;
-        const adopted = document.importNode(other, true);
-        const open = part.querySelector("details")?.open;
-        const details = adopted.querySelector("details");
-        if (details && open) details.open = true;
-        part.replaceWith(adopted);
-      }
+    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+    if (!answer.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const part of old) {
+      const other = fresh.getElementById(part.id);
+      if (!other || part.contains(document.activeElement)) continue;
+      const adopted = document.importNode(other, true);
+      const details = adopted.querySelector("details");
+      if (details) details.open = part.querySelector("details")?.open ?? false;
+      part.replaceWith(adopted);
     }
-    shown = index;
   } finally {
     setTimeout(() => {
       loading = false;
-      if (shown >= 0 && wanted > shown) again(wanted); // it came meanwhile
+      again(wanted); // in case that something came meanwhile
     }, AGAIN);
   }
+}
+
+/** @param {Element} part */
+function momentOf(part) {
+  return Number(/** @type {HTMLElement} */ (part).dataset.again ?? 0);
 }
