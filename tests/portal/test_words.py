@@ -61,7 +61,7 @@ def test_every_sentence_is_said_somewhere():
 
 
 @pytest.mark.parametrize(
-    "task", ["activity", "digits", "mnist", "digits-masked", "digits-mlp", "admm-adult", "gram-mnist"]
+    "task", ["activity", "digits", "mnist", "digits-masked", "digits-mlp", "admm-adult", "gram-mnist", "traffic"]
 )
 def test_the_promises_of_the_catalogue_are_those_of_the_mechanisms(task: str):
     loaded = load(str(files("crowdml") / "tasks" / f"{task}.toml"))

@@ -81,6 +81,17 @@ def simulate(
     from crowdml.protocol import check_budget
     from crowdml.protocols import find
 
+    if int(found.protocol.get("peers", 0)):
+        _city(
+            report,
+            found,
+            data_name,
+            seed,
+            trials,
+            counted,
+            (devices, population, passes, dropout or None, delay != "0"),
+        )
+        return
     passes = found.privacy.uses if passes is None else passes
     check_budget(find(found), found, passes)
     data = _load(found, data_name, seed, devices)
@@ -126,6 +137,47 @@ def simulate(
     result = _result(found, data, study, curve, seed, engine, kind, passes)
     _show(report, found, data, study, result)
     report.plotted(lambda path: _plot(path, found, study, curve))
+    report.finish(result)
+
+
+def _city(
+    report: Report,
+    task: Task,
+    data_name: str | None,
+    seed: int | None,
+    trials: int,
+    counted: bool,
+    others: tuple[Any, ...],
+) -> None:
+    """Devices that teach each other stand at the task's places: options about who they are have no meaning."""
+    import numpy as np
+
+    from crowdml.cli.city import simulate_city
+    from crowdml.protocol import check_budget
+    from crowdml.protocols import find
+
+    if any(others):
+        raise TaskError(
+            f"task {task.name!r}: its devices stand at its {len(task.places)} places, each reading counts once and all "
+            "keep one pace; --devices, --population, --passes, --dropout and --delay do not go with that."
+        )
+    check_budget(find(task), task, 1)
+    seed = secrets.randbits(32) if seed is None else seed
+    seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
+    counter = _Counter(counted)
+    with report.progress() as progress:
+        bar = progress.add_task(task.name, total=None)
+
+        def expect(total: int) -> None:
+            counter.total = total
+            progress.update(bar, total=total)
+
+        def tick(done: int) -> None:
+            counter.advance(done)
+            progress.advance(bar, done)
+
+        name = data_name or SHIPPED_DATA.get(task.name)
+        result = simulate_city(report, task, data=name, seed=seed, seeds=seeds, expect=expect, tick=tick)
     report.finish(result)
 
 

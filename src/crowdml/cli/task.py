@@ -41,6 +41,7 @@ SHIPPED_DATA = {
     "digits-masked": "digits",
     "digits-mlp": "digits",
     "gram-mnist": "mnist-pixels",
+    "traffic": "scats",
 }
 """What a shipped task is simulated on, where no data set has its name."""
 
