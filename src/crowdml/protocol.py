@@ -158,7 +158,7 @@ class Noisy:
 
 @record
 class Kept:
-    """The samples of the last batches that a device gave: x [h, b, d], y [h, b], and the number of each, numbers [h]."""
+    """The samples of the last batches that a device gave: x [h, b, d], y [h, b], and the number of each batch [h]."""
 
     x: Array
     y: Array
@@ -216,8 +216,8 @@ class Protocol:
     keeps: Callable[[Task], int] = lambda task: 0
     """Of how many batches a device keeps the samples that it gave: `learn` needs them, and they never leave."""
     learn: Callable[[Task, Any, Kept, int], Any] | None = None
-    """What a device makes for itself of its own samples and of what it heard (its state): `models.clusters.Voters`, which
-    never leave. None where devices use what the server publishes."""
+    """What a device makes for itself of its own samples and of what it heard (its state): `models.clusters.Voters`, and
+    they never leave. None where devices use what the server publishes."""
 
     def __post_init__(self) -> None:
         if self.masked is not None:
