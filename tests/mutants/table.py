@@ -39,6 +39,8 @@ MEAN, MEANT = "sim/trusted_mean.py", "tests/sim/test_trusted_mean.py::"
 H17, TRUSTED = "tests/review/test_h17_findings.py::", "tests/sim/test_trusted.py::"
 PLLP, PL = "protocols/proportions.py", "tests/review/test_pl_findings.py::"
 PUBLISHED_PLLP = "sim/published_proportions.py"
+RELAY, RELAYED = "server/relay.py", "tests/server/test_relay.py::"
+LETTERS, STORED = "storage/server/letters.py", "tests/storage/server/test_server_letters.py::"
 
 
 @dataclass(frozen=True)
@@ -1577,5 +1579,54 @@ MUTANTS: tuple[Mutant, ...] = (
         "    kept = np.isfinite(series[len(series) - count :])\n"
         "    return _short(x[kept]), series[len(series) - count :][kept]\n",
         f"{PL}test_p3_a_measurement_is_the_label_of_one_row_of_one_batch_however_wide_the_windows",
+    ),
+    Mutant(
+        "relay: a device speaks from any place",
+        RELAY,
+        "        if int(message.place) != held:\n",
+        "        if False:\n",
+        f"{RELAYED}test_a_bad_peer_is_refused_and_nothing_is_counted_or_relayed[sqlite-changes0-wrong-place]",
+    ),
+    Mutant(
+        "relay: a letter goes to whom its sender likes",
+        RELAY,
+        "        if signed.envelope.to != self._to[held]:\n",
+        "        if not signed.envelope.to:\n",
+        f"{RELAYED}test_a_bad_peer_is_refused_and_nothing_is_counted_or_relayed[sqlite-changes7-wrong-recipient]",
+    ),
+    Mutant(
+        "relay: a reader believes the key that the server names",
+        "wire/letters.py",
+        "        if not is_sound(self.key) or not found.verify(self.key):\n",
+        "        if not is_sound(self.key):\n",
+        "tests/wire/test_letters.py::test_a_letter_that_somebody_touched_is_nobodys[0]",
+    ),
+    Mutant(
+        "relay: letters of a revoked device go on",
+        LETTERS,
+        "            .where(device.c.revoked_at.is_(None), device.c.public_key.is_not(None))\n",
+        "            .where(device.c.public_key.is_not(None))\n",
+        f"{STORED}test_who_is_revoked_or_withdraws_is_read_no_more_and_leaves_its_place[sqlite]",
+    ),
+    Mutant(
+        "relay: letters pile up",
+        LETTERS,
+        "                if oldest is not None:\n",
+        "                if oldest is not None and oldest < 0:\n",
+        f"{STORED}test_a_letter_is_written_with_its_entry_and_the_newest_of_each_place_stay[sqlite]",
+    ),
+    Mutant(
+        "relay: a withdrawn device leaves its letters behind",
+        "storage/server/store.py",
+        "            connection.execute(letter.delete().where(letter.c.device == row.number))\n",
+        "",
+        f"{STORED}test_who_is_revoked_or_withdraws_is_read_no_more_and_leaves_its_place[sqlite]",
+    ),
+    Mutant(
+        "relay: a device takes a place that is held",
+        LETTERS,
+        "            elif row.device is None or row.revoked_at is not None or row.withdrawn_at is not None:\n",
+        "            elif True:\n",
+        f"{STORED}test_a_place_has_one_device_and_a_device_one_place_of_a_task[sqlite]",
     ),
 )
