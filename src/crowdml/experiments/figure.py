@@ -37,15 +37,20 @@ class PrivacyLabel:
     delta: float = 0.0
     as_published: bool = False
     not_covered: tuple[str, ...] = ()
+    silent: bool = False
+    """Nothing is sent, so there is nothing to pay for."""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not (0 < self.epsilon < math.inf):
             raise FigureError(f"an epsilon of {self.epsilon} is no number for a label; without noise it is None.")
 
-    @property
-    def cell(self) -> str:
-        """For a table: the honest total, the claim where it differs, and what no epsilon covers."""
-        text = "none" if self.epsilon is None else f"{self.epsilon:.4g}"
+    def cell(self, whose: str = "") -> str:
+        """For a table: the honest total, the claim where it differs, and what no epsilon covers.
+
+        `whose` stands behind the number where a table has units of several kinds.
+        """
+        nothing = "none, nothing is sent" if self.silent else "none"
+        text = nothing if self.epsilon is None else f"{self.epsilon:.4g}{whose}"
         text += f", δ = {self.delta:.0e}".replace("e-0", "e-") if self.delta and self.epsilon is not None else ""
         text += "" if self.claimed is None or self.claimed == self.epsilon else f" (claimed {self.claimed:.4g})"
         text += ", as published" if self.as_published else ""
@@ -55,7 +60,7 @@ class PrivacyLabel:
     def words(self) -> str:
         """For a legend: the honest total, and the claim where it differs."""
         if self.epsilon is None:
-            return "no privacy"
+            return "nothing is sent" if self.silent else "no privacy"
         honest = f"ε = {self.epsilon:.4g}"
         if self.delta:
             honest += f", δ = {self.delta:.0e}".replace("e-0", "e-")
@@ -79,6 +84,8 @@ class Series:
     """Draw each point: for values at a few places."""
     line: bool = True
     """Draw the line: not for measurements that lie on a law's."""
+    ink: int | None = None
+    """Which colour and mark, by number, where a method is to look alike in all panels; else by its place in one."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}
@@ -210,6 +217,8 @@ class Panel:
     priced: bool = True
     """Whether the legend says what each curve costs; bytes and delays have no price."""
     second: Second | None = None
+    x_ticks: tuple[float, ...] = ()
+    """Where the x axis has its numbers, written out; without them matplotlib chooses."""
 
 
 @dataclass(frozen=True)
@@ -261,10 +270,16 @@ class Figure:
 
     def to_markdown(self) -> str:
         """The two tables of docs/figures.md: the last value of each series with its cost, and the claims."""
-        lines = [f"| key | {self.ends} | lowest to highest | ε of a sample |", "|---|---|---|---|"]
+        paid = dict.fromkeys(each.privacy.unit for each in self.series if each.privacy.epsilon is not None)
+        units = list(paid or dict.fromkeys(each.privacy.unit for each in self.series))
+        lines = [
+            f"| key | {self.ends} | lowest to highest | ε of {' or '.join(f'a {unit}' for unit in units)} |",
+            "|---|---|---|---|",
+        ]
         for series in self.series:
             spread = f"{series.low[-1]:.3f} to {series.high[-1]:.3f}" if series.low else ""
-            lines.append(f"| `{series.key}` | {series.last:.3f} | {spread} | {series.privacy.cell} |")
+            cost = series.privacy.cell(f" of a {series.privacy.unit}" if len(units) > 1 else "")
+            lines.append(f"| `{series.key}` | {series.last:.3f} | {spread} | {cost} |")
         lines += ["", "| claim | paper | ours | holds |", "|---|---|---|---|"]
         for claim in self.claims:
             paper = "" if claim.paper is None else f"{claim.paper:g}"

@@ -9,8 +9,9 @@ from typing import Any
 from crowdml.experiments.figure import Figure, Panel, Second, Series
 
 # Okabe and Ito's colours: told apart by most colour-blind readers, and in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31", "#7F7F7F", "#8C1D40")
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31", "#7F7F7F", "#8C1D40",
+           "#5B4B9F", "#9A9A00", "#00A3A3")  # fmt: skip
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h", "d")
 INK = "#222222"
 
 
@@ -75,7 +76,8 @@ def _on_law(series: Series) -> bool:
 
 
 def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
-    for index, series in enumerate(curves):
+    for place, series in enumerate(curves):
+        index = place if series.ink is None else series.ink
         colour = COLOURS[index % len(COLOURS)]
         dashed = series.privacy.as_published
         name = f"{series.name}{', as published' if dashed else ''}"
@@ -110,6 +112,9 @@ def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
         axis.set_ylim(bottom=0)
     if panel.x_scale == "linear":
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    if panel.x_ticks:
+        axis.set_xticks(panel.x_ticks, [f"{value:g}" for value in panel.x_ticks])
+        axis.set_xticks([], minor=True)
     if panel.second is not None:
         _draw_second(axis, panel.second)
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=1, handlelength=3.2, labelspacing=0.55)
