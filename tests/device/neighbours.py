@@ -58,6 +58,15 @@ class Watched(Client):
         return await super().request(method, path, body, headers, largest=largest)
 
 
+def at_place(folder: Path, place: int, client: Client, time_: QuickClock, task: Task = STREET) -> Fleet:
+    """A device of its own folder, whose owner accepted the task."""
+    home = joined(folder, task)
+    found, protocol = home.accepted(task.hash)
+    fleet = Fleet(home, client, found, protocol, clock=time_.clock, patience=Patience(0.1, 10.0))
+    fleet.place = place
+    return fleet
+
+
 async def stand(
     folder: Path,
     server: LoopbackServer,
@@ -69,14 +78,13 @@ async def stand(
     time_: QuickClock | None = None,
     tell: Any = lambda _: None,
     source: Any = None,
+    peers: dict[int, str] | None = None,
     **options: Any,
 ) -> tuple[Fleet, Any]:
     """Join at a place, and give what there is."""
-    home = joined(folder, task)
-    found, protocol = home.accepted(task.hash)
     client = client or Client(server.address)
-    fleet = Fleet(home, client, found, protocol, clock=(time_ or QuickClock()).clock, patience=Patience(0.1, 10.0))
-    fleet.place, fleet.tell = place, tell
+    fleet = at_place(folder, place, client, time_ or QuickClock(), task)
+    fleet.tell, fleet.peers, found = tell, peers or {}, fleet.task
     try:
         await fleet.enrol(server.code, None)
         made = FileSource(f"place {place}", Series(values, found), found) if source is None else source(found)

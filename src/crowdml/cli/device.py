@@ -66,6 +66,10 @@ seed_option = click.option("--seed", type=int, help="For the data set 'synthetic
 @click.option("--source", required=True, help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION.")
 @click.option("--shard", metavar="I/N", help="Read every N-th row of the source, from the I-th on (counted from 0).")
 @click.option("--place", metavar="NAME", help="Where this device stands, of a task with places: a name or its number.")
+@click.option("--listen", metavar="HOST:PORT", help="Let peers on this network bring their letters here as well.")
+@click.option(
+    "--peer", "peers", metavar="NAME=URL", multiple=True, help="Bring letters to the peer at this place as well."
+)
 @folder_option
 @task_option
 @yes_option
@@ -84,6 +88,8 @@ def join(
     source: str,
     shard: str | None,
     place: str | None,
+    listen: str | None,
+    peers: tuple[str, ...],
     folder: Path,
     wanted: str | None,
     yes: bool,
@@ -120,6 +126,9 @@ def join(
         )
         fleet.conditions, fleet.tell, fleet.new_data = conditions, _teller(report), new_data
         fleet.place = where
+        if listen is not None or peers:
+            _open_to_peers(fleet, listen, peers)
+            fleet.say = report.line
         if reader.name is None:
             report.line(
                 "This source has no place to come back to: every sample that arrives is charged as a new one, also one "
@@ -500,6 +509,16 @@ def _ask(question: str, otherwise: str) -> None:
         raise OutputError(f"Nobody is there to answer. {otherwise} Run it in a terminal, or say --yes.")
     if not click.confirm(question, err=True):
         raise OutputError(f"Not accepted. {otherwise}")
+
+
+def _open_to_peers(fleet: Fleet, listen: str | None, peers: tuple[str, ...]) -> None:
+    from crowdml.device.peering import parse_listen, parse_peers
+
+    linked = () if fleet.protocol.peers is None else fleet.protocol.peers(fleet.task)
+    if not linked:
+        raise OutputError(f"--listen and --peer: devices of task {fleet.task.name!r} have no peers. Leave them out.")
+    fleet.listen = None if listen is None else parse_listen(listen)
+    fleet.peers = parse_peers(peers, fleet.task, frozenset(linked[fleet.place]))
 
 
 def _teller(report: Report) -> Callable[[str], None]:

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from crowdml.storage import Ledger
 from crowdml.task import Task
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
+
+if TYPE_CHECKING:
+    from crowdml.device.peering import Peering
 
 __all__ = ["Fleet", "Rates", "Summary"]
 
@@ -96,6 +99,12 @@ class Letters:
     guessed: int
     next: str | None = None
     """Of a single device: the class that its votes say comes next."""
+    brought: int = 0
+    """Letters that peers brought to this device itself, and that were taken."""
+    turned_away: int = 0
+    """Whatever else came to where this device listens."""
+    carried: int = 0
+    """Its own letters that it brought to a peer, which took them."""
 
 
 @record(frozen=False)
@@ -120,6 +129,11 @@ class Fleet:
     """The owner says that nothing of these sources was ever given: asked for after a lost ledger."""
     place: int = -1
     """Where a single device stands, of a task with places; devices of a fleet stand at places 0, 1, 2, ..."""
+    listen: tuple[str, int] | None = None
+    """Where peers on the same network may bring a single device their letters themselves."""
+    peers: dict[int, str] = field(default_factory=dict)
+    """By place, the addresses of peers that a single device brings its own letters to."""
+    peering: Peering | None = None
     runners: list[Runner] = field(default_factory=list)
     asked: bool = False
     """Whether the server may know a device of this folder: an enrolment was sent, and not refused."""
@@ -240,8 +254,25 @@ class Fleet:
                         tell=self.tell,
                     )
                 )
-            endings = await self._drive(began, seconds, report, every)
+            async with self._peering():
+                endings = await self._drive(began, seconds, report, every)
             return self._summary(time.perf_counter() - began, endings)
+
+    @contextlib.asynccontextmanager
+    async def _peering(self) -> AsyncGenerator[None]:
+        """A single device's own door to its neighbours, where its owner opened one."""
+        runner = self.runners[0]
+        if runner.letters is None or not (self.listen or self.peers):
+            yield
+            return
+        from crowdml.device.peering import Peering
+
+        made = Peering(runner.letters, runner.member.key.public, listen=self.listen, peers=self.peers, clock=self.clock)
+        async with made:
+            runner.carry, self.peering = made.carry, made
+            if self.listen is not None:
+                self.say(f"Peers may bring letters to {self.listen[0]}:{made.port}.")
+            yield
 
     async def _drive(
         self, began: float, seconds: float | None, report: Callable[[Rates], None] | None, every: float
@@ -300,6 +331,7 @@ class Fleet:
         samples_alone = {top[1] for top in alone if top is not None}
         devices_alone = {runner.member.ledger.device_total(alone=True) for runner in self.runners}
         made, (p50, p99) = sum(each.check_ins for each in counts), self._latency()
+        up, down = (0, 0) if self.peering is None else self.peering.size
         ended = [ending for ending in endings if ending is not None]
         return Summary(
             devices=len(self.runners),
@@ -311,8 +343,8 @@ class Fleet:
             per_second=made / max(seconds, 1e-9),
             p50=p50,
             p99=p99,
-            bytes_up=self.client.bytes_up,
-            bytes_down=self.client.bytes_down,
+            bytes_up=self.client.bytes_up + up,
+            bytes_down=self.client.bytes_down + down,
             epsilon_sample=max((total.epsilon(delta) for total in samples), default=0.0),
             epsilon_device=max((total.epsilon(delta) for total in devices), default=0.0),
             epsilon_sample_alone=max((total.epsilon(delta) for total in samples_alone), default=0.0),
@@ -330,6 +362,7 @@ class Fleet:
             return None
         learners = [runner.learner for runner in self.runners if runner.learner is not None]
         forecast = learners[0].forecast(self.runners[0].source.latest) if len(learners) == 1 else None
+        door = Counter[int]() if self.peering is None else self.peering.answers
         return Letters(
             sum(post.heard for post in posts),
             sum(post.size for post in posts),
@@ -337,4 +370,7 @@ class Fleet:
             sum(each.score.right for each in learners),
             sum(each.score.guessed for each in learners),
             None if forecast is None else self.task.labels.classes[forecast.label],
+            brought=door[202],
+            turned_away=sum(times for status, times in door.items() if status >= 400),
+            carried=0 if self.peering is None else self.peering.carried,
         )

@@ -10,7 +10,7 @@ else changes: not the state, not who is believed, and not what comes after it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
 
@@ -18,14 +18,16 @@ from crowdml.messages import Address
 from crowdml.protocol import Context, Protocol, address_of, advance
 from crowdml.records import record
 from crowdml.task import Task
-from crowdml.wire.envelopes import Signed
+from crowdml.wire.envelopes import LARGEST_AROUND, LONGEST_ADDRESS, MOST_RECIPIENTS, Signed
 from crowdml.wire.letters import Letter
 from crowdml.wire.problems import Problem
-from crowdml.wire.validate import decode_message
+from crowdml.wire.validate import decode_message, largest_body
 
-__all__ = ["Correspondence", "Flaw", "Post"]
+__all__ = ["Arrival", "Correspondence", "Flaw", "Post"]
 
 Flaw = Literal["malformed", "forged", "other-task", "not-for-us", "stranger", "other-key", "contents"]
+Arrival = Literal["taken", "again", "full", "unknown", "refused"]
+"""What becomes of a letter that its sender brings itself."""
 SENTENCES: Mapping[Flaw, str] = {
     "malformed": "it is no signed envelope",
     "forged": "its sender did not sign it",
@@ -35,10 +37,37 @@ SENTENCES: Mapping[Flaw, str] = {
     "other-key": "another device spoke from that place before",
     "contents": "it does not say what the task has its devices say",
 }
-REMEMBERED = 4096
-"""Letters by their hash, so that one which comes on two ways is counted once."""
-MOST_WAITING = 256
-"""Letters that peers brought and nobody has looked at: more are not taken."""
+REMEMBERED = 128
+"""Of each place, the last numbers of letters that are told from those which were heard: older ones are not heard."""
+MOST_WAITING = 32
+"""Letters of one place that were brought and that no turn has heard yet: more are not taken."""
+
+
+@record
+class Marks:
+    """Which numbers of one sender were heard: the newest, and a bit for each of the `wide` up to it, its own lowest."""
+
+    newest: int = 0
+    bits: int = 0
+
+    def has(self, number: int, wide: int) -> bool:
+        """Whether it was heard, or is too old to tell."""
+        behind = self.newest - number
+        return behind >= wide or (behind >= 0 and bool(self.bits >> behind & 1))
+
+    def add(self, number: int, wide: int) -> Marks:
+        ahead = number - self.newest
+        if ahead <= 0:
+            return Marks(self.newest, self.bits | 1 << -ahead)
+        return Marks(number, ((self.bits << ahead) & ((1 << wide) - 1) | 1) if ahead < wide else 1)
+
+    @property
+    def packed(self) -> bytes:
+        return self.bits.to_bytes((self.bits.bit_length() + 7) // 8)
+
+    @classmethod
+    def of(cls, newest: int, packed: bytes) -> Marks:
+        return cls(newest, int.from_bytes(packed))
 
 
 @record
@@ -53,17 +82,22 @@ class Post:
     refused: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[int, bytes] = field(default_factory=dict)
     """Of each place, the first key that was heard from there: no other is, from then on."""
+    marks: Mapping[int, Marks] = field(default_factory=dict)
+    """Of each place, which of its letters were heard: one that comes on two ways is heard once, restarts or not."""
 
     def plain(self) -> dict[str, Any]:
         keys = [[place, key] for place, key in sorted(self.keys.items())]
         refused = [[why, times] for why, times in sorted(self.refused.items())]
-        return {"after": self.after, "heard": self.heard, "keys": keys, "refused": refused, "size": self.size}
+        marks = [[place, mark.newest, mark.packed] for place, mark in sorted(self.marks.items())]
+        counts = {"after": self.after, "heard": self.heard, "size": self.size}
+        return {**counts, "keys": keys, "marks": marks, "refused": refused}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any] | None) -> Post:
         if plain is None:
             return cls()
-        return cls(plain["after"], plain["heard"], plain["size"], dict(plain["refused"]), dict(plain["keys"]))
+        marks = {place: Marks.of(newest, packed) for place, newest, packed in plain["marks"]}
+        return cls(plain["after"], plain["heard"], plain["size"], dict(plain["refused"]), dict(plain["keys"]), marks)
 
 
 class _Refused(Exception):  # noqa: N818  # a signal inside this module
@@ -78,31 +112,53 @@ class Correspondence:
     def __init__(self, task: Task, protocol: Protocol, me: Address, place: int, post: Post) -> None:
         self.task, self.protocol, self.me, self.place, self.post = task, protocol, me, place, post
         self.peers = frozenset(() if protocol.peers is None else protocol.peers(task)[place])
-        self._brought: list[Letter] = []
-        """By peers themselves, not looked at yet."""
+        self.arrived: Callable[[], None] = lambda: None
+        """Called when a peer brought a letter that is believed, the first since the last `take`."""
+        self._brought: dict[bytes, tuple[int, Letter]] = {}
+        """By hash, with the place that each is from: no turn has heard them yet."""
         self._here = address_of(place)
         self._expected = protocol.expected(task)
-        self._seen: dict[bytes, None] = {}
+        self._wide = max(REMEMBERED, protocol.keeps(task))
 
-    def bring(self, letter: Letter) -> bool:
-        """Take a letter that a peer brought; false where too many wait."""
-        if len(self._brought) >= MOST_WAITING:
-            return False
-        self._brought.append(letter)
-        return True
+    @property
+    def largest(self) -> int:
+        """Bytes of the longest letter that could be believed."""
+        return LARGEST_AROUND + MOST_RECIPIENTS * (LONGEST_ADDRESS + 2) + largest_body(self._expected)
+
+    def bring(self, letter: Letter) -> Arrival:
+        """A peer brought this letter itself: keep it for the next turn, if the relay has introduced its sender's key.
+
+        Anybody on a network could be the first to speak from a place; the server asks for an invitation.
+        """
+        try:
+            signed, message = self._believed(letter)
+        except _Refused:
+            return "refused"
+        place, digest = int(message.place), hashlib.sha256(letter.signed).digest()
+        if place not in self.post.keys:
+            return "unknown"
+        if digest in self._brought or self._was_heard(place, signed):
+            return "again"
+        if sum(where == place for where, _ in self._brought.values()) >= MOST_WAITING:
+            return "full"
+        self._brought[digest] = (place, letter)
+        if len(self._brought) == 1:
+            self.arrived()
+        return "taken"
+
+    @property
+    def has_brought(self) -> bool:
+        return bool(self._brought)
 
     def take(self) -> list[Letter]:
         """Those that were brought since the last time."""
-        taken, self._brought = self._brought, []
-        return taken
+        taken, self._brought = self._brought, {}
+        return [letter for _, letter in taken.values()]
 
     def hear(self, state: Any, letters: Iterable[Letter], now: float) -> tuple[Any, int, tuple[Flaw, ...]]:
         """The state once these letters were heard, how many were, and the flaws that were met for the first time."""
         before, heard = self.post, 0
         for letter in letters:
-            digest = hashlib.sha256(letter.signed).digest()
-            if digest in self._seen:
-                continue
             try:
                 signed, message = self._believed(letter)
             except _Refused as refused:
@@ -110,18 +166,24 @@ class Correspondence:
                 self.post = replace(self.post, refused={**self.post.refused, refused.flaw: times})
                 continue
             sender, place = signed.envelope.sender, int(message.place)
+            if self._was_heard(place, signed):
+                continue
             state = advance(
                 self.protocol.device, self.task, state, message, Context(self.me, sender, now, place=self.place)
             ).state
             heard += 1
-            keys = self.post.keys if place in self.post.keys else {**self.post.keys, place: letter.key}
+            marks = self.post.marks.get(place, Marks()).add(signed.envelope.seq, self._wide)
             self.post = replace(
-                self.post, heard=self.post.heard + 1, size=self.post.size + len(letter.signed), keys=keys
+                self.post,
+                heard=self.post.heard + 1,
+                size=self.post.size + len(letter.signed),
+                keys={**self.post.keys, place: letter.key},
+                marks={**self.post.marks, place: marks},
             )
-            self._seen[digest] = None
-            if len(self._seen) > REMEMBERED:
-                del self._seen[next(iter(self._seen))]
         return state, heard, tuple(flaw for flaw in SENTENCES if flaw in {*self.post.refused} - {*before.refused})
+
+    def _was_heard(self, place: int, signed: Signed) -> bool:
+        return place in self.post.marks and self.post.marks[place].has(signed.envelope.seq, self._wide)
 
     def _believed(self, letter: Letter) -> tuple[Signed, Any]:
         try:

@@ -408,6 +408,8 @@ class Runner:
         if kept.get("state") is not None:
             self._state = unpack_state(self._state, kept["state"])
         self.letters = self._make_correspondence(kept.get("post"))
+        self.carry: Callable[[bytes], None] = lambda data: None
+        """Given every message that the server has acknowledged: to bring it to peers as well (device/peering.py)."""
         self.learner = self._make_learner(kept.get("own"))
         self._look = LOOK
         self._offer: tuple[str, Any] | None = None
@@ -654,7 +656,12 @@ class Runner:
             return None
         from crowdml.device.letters import Correspondence, Post
 
-        return Correspondence(self.task, self.protocol, self.member.key.id, self.place, Post.of(post))
+        made = Correspondence(self.task, self.protocol, self.member.key.id, self.place, Post.of(post))
+        made.arrived = self._wake
+        return made
+
+    def _wake(self) -> None:
+        self._changed.set()
 
     def _make_learner(self, own: Mapping[str, Any] | None) -> Learner | None:
         """Where devices of this task learn for themselves: from the samples that are kept, and what is heard."""
@@ -664,12 +671,14 @@ class Runner:
 
         return Learner(self.task, self.protocol, self.member.ledger.remembered(self.task.hash), own)
 
-    async def _hear_peers(self, *, anew: bool = True) -> int:
-        """Read the mailbox; how many letters were heard. Then, or where there is something else, learn anew.
+    async def _hear_peers(self, *, anew: bool = True, mail: bool = True) -> int:
+        """Hear what peers brought and what is in the mailbox; how many letters were heard. Then, or where there is
+        something else, learn anew.
 
         What fails here stops nobody: the next look finds what this one did not.
         """
-        heard = await self._read_mail()
+        heard = await self._hear_brought()
+        heard += await self._read_mail() if mail else 0
         if self.learner is not None and (heard or anew):
             self._look = LOOK
             await asyncio.to_thread(self.learner.learn, self._state)
@@ -683,12 +692,17 @@ class Runner:
         if not await self._hear_peers(anew=False):
             self._look = min(LONGEST_LOOK, 2 * before) * (0.75 + 0.25 * chance())
 
+    async def _hear_brought(self) -> int:
+        if self.letters is None:
+            return 0
+        return await self._hear_letters(self.letters.take(), self.letters.post.after)
+
     async def _read_mail(self) -> int:
         if self.letters is None:
             return 0
         from crowdml.wire.letters import open_mailbox
 
-        heard = await self._hear_letters(self.letters.take(), self.letters.post.after)
+        heard = 0
         for _ in range(MOST_PAGES):
             path = f"{self.path}/mailbox?after={self.letters.post.after}"
             try:
@@ -861,17 +875,20 @@ class Runner:
         if self.letters is None:
             await self._changed.wait()
             return
-        changed, pause = asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(self._nap())
+        brought = self.letters.has_brought  # heard together, a moment later: who brings many makes nobody learn often
+        nap = self.clock.sleep(LOOK if brought else self._look)
+        changed, pause = asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(nap)
         try:
             await asyncio.wait((changed, pause), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in (changed, pause):
                 each.cancel()
-        if not self._changed.is_set():
+        if self._changed.is_set():
+            return
+        if brought:
+            await self._hear_peers(anew=False, mail=False)
+        else:
             await self._look_again()
-
-    async def _nap(self) -> None:
-        await self.clock.sleep(self._look)
 
     # --- check-out ---
 
@@ -998,6 +1015,7 @@ class Runner:
         self.counts.check_ins += 1
         self.counts.repeated += answer.status == 200
         self._refused_in_a_row = 0
+        self.carry(message.waiting.body)
         self.tell("acknowledged")
         return True
 
