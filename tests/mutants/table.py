@@ -41,6 +41,8 @@ PLLP, PL = "protocols/proportions.py", "tests/review/test_pl_findings.py::"
 PUBLISHED_PLLP = "sim/published_proportions.py"
 RELAY, RELAYED = "server/relay.py", "tests/server/test_relay.py::"
 LETTERS, STORED = "storage/server/letters.py", "tests/storage/server/test_server_letters.py::"
+VALIDATION, LOOKED = "server/validation.py", "tests/server/test_validation.py::"
+LOOKS, KEPT = "storage/server/looks.py", "tests/storage/server/test_server_looks.py::"
 
 
 @dataclass(frozen=True)
@@ -1573,6 +1575,20 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{PL}test_p4_the_papers_evaluation_costs_18_epsilon_and_its_claim_is_1",
     ),
     Mutant(
+        "figures: a measurement is charged for one fold, and counted in all but one",
+        "experiments/sachweh.py",
+        "    return (3 if case.quick else FOLDS) - 1\n",
+        "    return 1\n",
+        "tests/experiments/test_sachweh_figures.py::test_every_row_is_tested_in_one_fold_and_counted_in_all_others[True]",
+    ),
+    Mutant(
+        "figures: equal bins are cut by the readings that devices hold",
+        "experiments/sachweh.py",
+        "np.quantile(np.concatenate(self.readings.public),",
+        "np.quantile(self.readings.values.ravel(),",
+        "tests/experiments/test_sachweh_figures.py::test_edges_of_equal_bins_come_from_public_readings_alone",
+    ),
+    Mutant(
         "windows: a reading that is no number leaves its row out",
         "features/series.py",
         "    return _short(x), series[len(series) - count :].copy()\n",
@@ -1628,5 +1644,65 @@ MUTANTS: tuple[Mutant, ...] = (
         "            elif row.device is None or row.revoked_at is not None or row.withdrawn_at is not None:\n",
         "            elif True:\n",
         f"{STORED}test_a_place_has_one_device_and_a_device_one_place_of_a_task[sqlite]",
+    ),
+    # --- the server's own ledger, of looks at rows of the operator's ---
+    Mutant(
+        "a look has half the noise that it is charged for",
+        VALIDATION,
+        "        return CountLaplace(L1(Fraction(1), Adjacency.REPLACE_SAMPLE), epsilon, covers, MISTAKES)\n",
+        "        return CountLaplace(L1(Fraction(1), Adjacency.REPLACE_SAMPLE), 2 * epsilon, covers, MISTAKES)\n",
+        f"{LOOKED}test_the_noise_of_a_count_is_one_over_epsilon_and_of_distances_two_bounds_over_epsilon",
+    ),
+    Mutant(
+        "distances are clipped at half of what they reach",
+        VALIDATION,
+        "        middle = row.clip\n",
+        "        middle = 0\n",
+        f"{LOOKED}test_distances_reach_from_nothing_to_twice_the_bound_whatever_the_model_says",
+    ),
+    Mutant(
+        "the sum of distances is blurred for one bound",
+        VALIDATION,
+        "    return GridLaplace(clip, epsilon, Grid(step), covers, DISTANCES)\n",
+        "    return GridLaplace(clip, 2 * epsilon, Grid(step), covers, DISTANCES)\n",
+        f"{LOOKED}test_the_noise_of_a_count_is_one_over_epsilon_and_of_distances_two_bounds_over_epsilon",
+    ),
+    Mutant(
+        "a look at private rows is not charged",
+        LOOKS,
+        "        total += many * _loss(loss).epsilon\n",
+        "        total += _loss(loss).epsilon\n",
+        f"{KEPT}test_looks_end_when_the_budget_is_spent_exactly_and_a_larger_one_lets_them_go_on[sqlite]",
+    ),
+    Mutant(
+        "each task has the whole budget of the same rows",
+        LOOKS,
+        "        budget = found[0].terms.budget\n        if seen.loss is not None and (budget is None or "
+        "found[0].spent + seen.loss.epsilon > budget):\n",
+        "        budget = found[0].terms.budget\n        mine = sum(1 for _ in connection.execute(sa.select(look)"
+        ".where(here)))\n        if seen.loss is not None and (budget is None or "
+        "(mine + 1) * seen.loss.epsilon > budget):\n",
+        f"{KEPT}test_rows_lose_to_all_tasks_together[sqlite]",
+    ),
+    Mutant(
+        "a restart draws again for a version that was looked at",
+        LOOKS,
+        "        if before is not None:\n            return _look(before)\n",
+        "        if before is not None:\n            return seen\n",
+        f"{KEPT}test_a_version_that_was_looked_at_shows_what_it_showed_and_is_charged_once[sqlite]",
+    ),
+    Mutant(
+        "what was private is shown as public later",
+        LOOKS,
+        "        if known is not None and known.kind != terms.kind:\n",
+        '        if known is not None and known.kind == "public" != terms.kind:\n',
+        f"{KEPT}test_what_was_private_never_becomes_public_and_what_was_public_has_no_price[sqlite]",
+    ),
+    Mutant(
+        "a restored server goes on with the charges of its backup",
+        "storage/server/database.py",
+        "    _halt_looks(copy)\n",
+        "",
+        f"{KEPT}test_a_restored_server_looks_at_no_private_rows_before_its_operator_says_so",
     ),
 )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ElementTree
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from crowd import make_study
 
 from crowdml.protocol import Noisy, Tally
+from crowdml.server.estimates import Estimate
 from crowdml.server.points import Moment
-from crowdml.server.portal.figures import CHARTS, can_draw, draw, thinned, work_out
+from crowdml.server.portal.figures import CHARTS, LOOKS, can_draw, draw, thinned, work_out
 from crowdml.server.portal.health import _histogram
 from crowdml.server.portal.words import words
+from crowdml.server.validation import Shown, Watched
+from crowdml.storage.server.looks import Terms, Validation
 
 TASK = make_study()
 VARIANCE = 7.8
@@ -99,9 +103,20 @@ def test_before_the_first_check_in_there_is_nothing_to_draw():
         assert not any(can_draw(name, figures) for name in CHARTS)
 
 
+def seen(measure: str, epsilon: str | None = None) -> Watched:
+    """Three looks at the operator's own rows."""
+    terms = Terms("own.csv", None, None) if epsilon is None else Terms("own.csv", Fraction(epsilon), Fraction(3))
+    found = Validation(TASK.hash, 1, 200, 64, terms, "2026-01-01T00:00:00+00:00", None, Fraction(0), 9)
+    reach = 0.0 if epsilon is None else 0.2
+    values = [(1, 0.3), (4, 0.6), (9, 0.7)]
+    shown = [Shown(version, "", Estimate(value, value - reach, value + reach)) for version, value in values]
+    return Watched(found, measure, tuple(shown))
+
+
 @pytest.mark.parametrize("name", CHARTS)
 def test_every_plot_is_drawn_as_svg_in_both_themes_and_as_png(name: str):
-    figures = work_out(TASK, moments([0.5, 0.4, 0.3, 0.2]))
+    figures = work_out(TASK, moments([0.5, 0.4, 0.3, 0.2]), seen(name, "0.1") if name in LOOKS else None)
+    assert can_draw(name, figures)
     light, dark = (draw(name, figures, words("en"), theme, "svg") for theme in ("light", "dark"))
     assert ElementTree.fromstring(light).tag.endswith("svg")
     assert light != dark
@@ -114,6 +129,19 @@ def test_the_figures_of_the_interactive_charts_are_plain_and_finite():
     assert plain["index"] == 100
     assert all(math.isfinite(value) for value in plain["error"]["y"] + plain["labels"]["low"])
     assert plain["devices"]["y"] == [4, 5]
+
+
+def test_looks_at_the_operators_own_rows_are_news_and_have_a_band_where_they_were_charged():
+    before, after = (work_out(TASK, moments([0.5]), each) for each in (None, seen("accuracy")))
+    assert after.index == before.index + 3
+    assert after.plain()["accuracy"]["x"] == [1, 4, 9]
+    assert after.plain()["accuracy"]["low"] == after.plain()["accuracy"]["y"]
+    assert work_out(TASK, [], seen("accuracy", "0.1")).plain()["accuracy"]["high"] == pytest.approx([0.5, 0.8, 0.9])
+    assert not can_draw("distance", after)
+    exact, blurred = (draw("accuracy", work_out(TASK, [], seen("accuracy", each)), words("en"), "light", "svg")
+                      for each in (None, "0.1"))  # fmt: skip
+    assert b"FillBetween" not in exact
+    assert b"FillBetween" in blurred
 
 
 def test_a_long_table_is_thinned_evenly_and_keeps_its_ends():

@@ -138,6 +138,71 @@ def _change(
     report.finish({"name": found.name, "hash": hash_.hex(), "state": state, "closed": found.closed})
 
 
+@task.command("validate", short_help="Watch a task's accuracy on data of your own.")
+@click.argument("name", metavar="TASK")
+@click.argument("data", required=False, metavar="DATA")
+@click.option("--public", is_flag=True, help="The rows belong to nobody of the study: accuracies are exact, and free.")
+@click.option("--epsilon", default=None, metavar="E", help="The rows are private: what one look costs each of them.")
+@click.option("--budget", default=None, metavar="E", help="What all looks at these rows may cost, over all tasks.")
+@click.option("--every", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Versions between two looks, at least.")  # fmt: skip
+@click.option("--off", is_flag=True, help="Look no more, and erase the rows. What was charged stays in the ledger.")
+@store_options
+def validate(
+    name: str,
+    data: str | None,
+    public: bool,
+    epsilon: str | None,
+    budget: str | None,
+    every: int,
+    off: bool,
+    folder: Path,
+    database: str | None,
+    json_path: str | None,
+) -> None:
+    """Try the models of TASK (its name on the server) on DATA: FILE.csv, FILE.npz, or a data set's rows for evaluation.
+
+    The server looks by itself, and shows what it sees on the task's page. Say whose rows they are: --public, or
+    --epsilon and --budget.
+    """
+    from crowdml.privacy.losses import exact
+    from crowdml.server.export import find_hash
+    from crowdml.server.hub import utc_now
+    from crowdml.server.validation import keep_rows, read_rows, watched
+    from crowdml.storage.server.looks import Terms, detach
+    from crowdml.task import from_canonical
+
+    report = Report(json_path)
+    if off != (data is None) or (off and (public or epsilon or budget)):
+        raise OutputError("Name DATA to look at, or say --off alone.")
+    if not off and (public == (epsilon is not None) or (epsilon is None) != (budget is None)):
+        raise OutputError(
+            "Whose rows are they? Nobody's of the study: --public. Somebody's: --epsilon of a look, and a --budget."
+        )
+    with open_store(folder, database) as store:
+        hash_ = find_hash(store, name)
+        stored = store.task(hash_)
+        assert stored is not None
+        if data is None:
+            was = detach(store, hash_)
+            store.record("not validated", utc_now(), "by the command line", hash_)
+            report.line(f"Task {stored.name} is not validated{' any more' if was else ''}.")
+            report.finish({"name": stored.name, "hash": hash_.hex(), "validation": None})
+            return
+        found = from_canonical(stored.canonical)
+        rows = read_rows(found, data)
+        paid = None if epsilon is None else exact(epsilon), None if budget is None else exact(budget)
+        keep_rows(store, found, rows, Terms(Path(data).name, *paid, every), utc_now())
+        store.record("validated", utc_now(), f"on {len(rows):,} rows of {Path(data).name}", hash_)
+        seen = watched(store, found)
+    assert seen is not None
+    report.line(f"Task {stored.name} is validated on {len(rows):,} rows of {Path(data).name}. {seen.promise()}")
+    left = seen.found.left
+    if left is not None:
+        report.line(f"{count_text(left, 'look')} left; the last is kept for the end of the task.")
+    report.finish({"name": stored.name, "hash": hash_.hex(), "validation": seen.plain()})
+
+
 @task.command("export", short_help="Export a model, or its transcript.")
 @click.argument("name", metavar="TASK")
 @click.option(

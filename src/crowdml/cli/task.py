@@ -96,18 +96,30 @@ def list_(folder: Path | None, database: str | None, json_path: str | None) -> N
 
 def _list_hosted(report: Report, folder: Path | None, database: str | None) -> None:
     from crowdml.cli.server import open_store
+    from crowdml.server.validation import watched
+    from crowdml.task import from_canonical
 
-    table = make_table("task", "hash", "state", "read by", "check-ins", "devices", numbers=False)
+    table = make_table("task", "hash", "state", "read by", "check-ins", "devices", "own data", numbers=False)
+    said: list[str] = []
     rows: list[dict[str, Any]] = []
     with open_store(folder or Path("crowdml-server"), database) as store:
         for each in store.tasks():
             check_ins = store.head(each.hash).index - store.totals_count(each.hash)
             devices = len(store.last_seq(each.hash))
-            rows.append({"name": each.name, "hash": each.hash.hex(), "state": each.state, "closed": each.closed,
-                         "check_ins": check_ins, "devices": devices})  # fmt: skip
+            ended = [one.detail for one in store.events(task=each.hash, limit=1000) if one.kind == "stopped"]
+            why = ended[0] if ended and each.state == "stopped" else None
+            seen = watched(store, from_canonical(each.canonical))
+            rows.append({"name": each.name, "hash": each.hash.hex(), "state": each.state, "why": why,
+                         "closed": each.closed, "check_ins": check_ins, "devices": devices,
+                         "validation": None if seen is None else seen.plain()})  # fmt: skip
             whom = "those who joined" if each.closed else "anyone"
-            table.add_row(each.name, each.hash.hex()[:12], each.state, whom, f"{check_ins:,}", f"{devices:,}")
+            figure = "" if seen is None else seen.short()
+            table.add_row(each.name, each.hash.hex()[:12], each.state, whom, f"{check_ins:,}", f"{devices:,}", figure)
+            said += [] if not why else [f"{each.name} is stopped: {why}."]
+            said += [] if seen is None else [f"{each.name} on {seen.found.terms.name}: {seen.promise()} {seen.said()}"]
     report.print(table)
+    for line in said:
+        report.print(line)
     report.finish({"tasks": rows})
 
 

@@ -20,6 +20,7 @@ from crowdml.server.graph import fitting_model, make_onnx
 from crowdml.server.histograms import Bar, bars_of, csv_file, is_histogram, json_file, no_onnx, tensors
 from crowdml.server.histograms import snippet as histogram_snippet
 from crowdml.server.runner import TaskRunner
+from crowdml.server.validation import Shown, Watched, watched
 from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.texts import count_text
@@ -49,6 +50,8 @@ class Exported:
     """Cohorts that were added up; 0 where check-ins stand alone."""
     labels: Noisy | None = None
     """Of a task whose outcome is a histogram: the crowd's noisy counts."""
+    watched: Watched | None = None
+    """How versions of it did on the operator's own rows; None where nobody looked."""
 
 
 def export_model(store: Store, task: bytes) -> Exported:
@@ -74,6 +77,7 @@ def export_model(store: Store, task: bytes) -> Exported:
         device_alone=priced.device_epsilon_alone(most) if most else 0.0,
         cohorts=runner.totals,
         labels=_labels(runner),
+        watched=watched(store, runner.task),
     )
 
 
@@ -202,7 +206,7 @@ What left, each with noise that its own device drew:
 |---|---|---|---|
 {leaves}
 
-{_outcome(model)}## Use
+{_outcome(model)}{_validated(model)}## Use
 
 {use}"""
 
@@ -234,6 +238,36 @@ Noisy counts, and shares among all measurements with what noise and chance leave
 {rows}
 
 """
+
+
+def _validated(model: Exported) -> str:
+    """How it did on rows of the operator's own, and what that cost them."""
+    seen = model.watched
+    if seen is None or not seen.shown:
+        return ""
+    rows = "\n".join(f"| {each.version:,} | {_figure(seen, each)} |" for each in thinned(seen.shown))
+    return f"""## Validation
+
+On {seen.found.count:,} rows that whoever ran the study brought along; no device gave them. {seen.promise()}
+
+| version | {seen.measure if seen.measure == "accuracy" else "mean distance"} |
+|---|---|
+{rows}
+
+"""
+
+
+def _figure(seen: Watched, each: Shown) -> str:
+    figure, form = each.figure, "{:.1%}" if seen.measure == "accuracy" else "{:.4g}"
+    between = f"{form.format(figure.low)} to {form.format(figure.high)} (about 95 %)"
+    return form.format(figure.value) + (f", between {between}" if figure.low < figure.high else "")
+
+
+def thinned(rows: Sequence[Any], most: int = 12) -> list[Any]:
+    """At most so many of the rows, evenly, with the first and the last: for a table that people read."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
 def _built(model: Exported) -> str:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from crowdml.errors import CrowdmlError, TaskError
+from crowdml.privacy.noise import Source, SystemSource
 from crowdml.protocol import quote
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
@@ -29,7 +30,9 @@ from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
 from crowdml.server.relay import Relay
 from crowdml.server.rounds import RoundFigures, Rounds
 from crowdml.server.runner import Answer, Fold, Offer, TaskRunner, masked_terms
+from crowdml.server.validation import evaluate, is_due, unpack_rows
 from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
+from crowdml.storage.server.looks import Look, Validation, add_look, rows_of, validations
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
 from crowdml.wire.keys import Key
@@ -92,6 +95,8 @@ class Hub:
     clock: Callable[[], str] = utc_now
     ticks: Callable[[], float] = time.monotonic
     """For the deadlines of rounds: a clock that never jumps."""
+    noise: Source = field(default_factory=SystemSource)
+    """For looks at charged rows; the server draws no other noise."""
     runners: dict[bytes, TaskRunner] = field(default_factory=dict)
     states: dict[bytes, State] = field(default_factory=dict)
     closed: set[bytes] = field(default_factory=set)
@@ -113,6 +118,9 @@ class Hub:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._summer = ThreadPoolExecutor(1, thread_name_prefix="summer")
         self._sums: set[asyncio.Task[None]] = set()
+        self._looker = ThreadPoolExecutor(1, thread_name_prefix="looker")
+        self._unlooked: dict[bytes, int] = {}
+        """Versions that could not be looked at: not tried again."""
         self._waiting: list[tuple[Signed, Callable[[Answer], None], bool]] = []
         self._waiting_bytes = 0
         self._in_hand = 0
@@ -122,6 +130,7 @@ class Hub:
         self._worker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._beater: asyncio.Task[None] | None = None
+        self._validator: asyncio.Task[None] | None = None
         self.closing = False
 
     # --- start and stop ---
@@ -175,6 +184,7 @@ class Hub:
         self._worker = asyncio.get_running_loop().create_task(self._work())
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
         self._beater = asyncio.get_running_loop().create_task(self._beat())
+        self._validator = asyncio.get_running_loop().create_task(self._validate())
 
     async def _watch(self) -> None:
         """Notice what `crowdml task start|stop` wrote beside us, and keep a point of each task that moved."""
@@ -219,7 +229,7 @@ class Hub:
         self.closing = True
         self.ending.set()
         self._awake.set()
-        for watching in (self._watcher, self._beater, *self._sums):
+        for watching in (self._watcher, self._beater, self._validator, *self._sums):
             if watching is not None:
                 watching.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -229,6 +239,7 @@ class Hub:
         await self.write(self._snapshots)
         self._writer.shutdown()
         self._summer.shutdown(cancel_futures=True)
+        self._looker.shutdown(cancel_futures=True)
         self.store.close()
 
     def _snapshots_due(self) -> None:
@@ -463,6 +474,47 @@ class Hub:
         except Exception:
             self._doubtful.add(hash_)
             raise
+
+    # --- validation ---
+
+    async def _validate(self) -> None:
+        while not self.closing:
+            with contextlib.suppress(StoreError):
+                await self.look()
+            await asyncio.sleep(WATCH_EVERY)
+
+    async def look(self) -> int:
+        """Try the models that are due on the operator's own rows, beside everything else; how many looks were kept."""
+        kept = 0
+        for hash_, found in (await asyncio.to_thread(validations, self.store)).items():
+            runner = self.runners.get(hash_)
+            if runner is None or hash_ in self._doubtful or runner.offer.version <= self._unlooked.get(hash_, 0):
+                continue
+            if is_due(found, runner.offer.version, stopped=self.states[hash_] == "stopped"):
+                kept += await self._look_at_rows(runner, found)
+        return kept
+
+    async def _look_at_rows(self, runner: TaskRunner, found: Validation) -> bool:
+        version, weights = await self.write(lambda: (runner.offer.version, runner.fold.weights.copy()))
+
+        def work() -> Look | None:
+            data = rows_of(self.store, found.rows)
+            if data is None:
+                return None
+            rows = unpack_rows(data, found.count, found.dimension)
+            return evaluate(runner.task, weights, rows, version, self.clock(), found.terms.epsilon, self.noise)
+
+        try:
+            seen = await asyncio.get_running_loop().run_in_executor(self._looker, work)
+            if seen is None:
+                return False
+            return await self.write(add_look, self.store, runner.task.hash, found.rows, seen) is not None
+        except StoreError:
+            raise
+        except Exception as error:  # its text could hold a row
+            self._unlooked[runner.task.hash] = version
+            log.error("task %s: version %d was not looked at: %s", runner.task.name, version, type(error).__name__)
+            return False
 
     # --- in the writing thread ---
 

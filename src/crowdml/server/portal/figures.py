@@ -18,17 +18,17 @@ from typing import Any
 
 from crowdml.protocol import Noisy
 from crowdml.server.estimates import REACH, Estimate, share_of
+from crowdml.server.export import thinned
 from crowdml.server.points import Moment
 from crowdml.server.portal.words import Words
+from crowdml.server.validation import Watched
 from crowdml.task import Task
 
-__all__ = ["CHARTS", "Error", "Estimate", "Figures", "draw", "work_out"]
+__all__ = ["CHARTS", "LOOKS", "Error", "Estimate", "Figures", "draw", "thinned", "work_out"]
 
 SHARP = 0.05
 """Half the width that a window of check-ins aims at, as far as the noise goes."""
 DAY = 24 * 3600
-MOST_ROWS = 12
-"""Rows of the table beside a curve."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,14 @@ class Figures:
     labels: tuple[tuple[str, Estimate], ...]
     needed: int | None
     """Check-ins after which the noise leaves the error rate open by 10 points of a hundred; None: nobody counts."""
+    watched: Watched | None = None
+    """How the model does on the operator's own rows; None: nobody looks."""
 
     @property
     def index(self) -> int:
-        return self.moments[-1].index if self.moments else 0
+        """Rises with everything new: check-ins, and looks at the operator's own rows."""
+        looks = 0 if self.watched is None else len(self.watched.shown)
+        return looks + (self.moments[-1].index if self.moments else 0)
 
     @property
     def devices(self) -> int:
@@ -84,19 +88,29 @@ class Figures:
                 "y": [each.tally.check_ins for each in self.moments],
             },
             "devices": {"x": [each.at for each in self.moments], "y": [each.devices for each in self.moments]},
+            **({} if self.watched is None else {self.watched.measure: _series(self.watched)}),
         }
 
 
-def work_out(task: Task, moments: Sequence[Moment]) -> Figures:
+def _series(watched: Watched) -> dict[str, Any]:
+    return {
+        "x": [each.version for each in watched.shown],
+        "y": [each.figure.value for each in watched.shown],
+        "low": [each.figure.low for each in watched.shown],
+        "high": [each.figure.high for each in watched.shown],
+    }
+
+
+def work_out(task: Task, moments: Sequence[Moment], watched: Watched | None = None) -> Figures:
     """The figures behind these moments, oldest first."""
     if not moments:
-        return Figures((), (), (), None)
+        return Figures((), (), (), None, watched)
     last = moments[-1].tally
     labels: tuple[tuple[str, Estimate], ...] = ()
     if last.labels is not None and last.labels.samples:
         names = task.labels.classes or _bins(task, len(last.labels.counts))
         labels = tuple((name, share_of(last.labels, place)) for place, name in enumerate(names))
-    return Figures(tuple(moments), _errors(moments), labels, _needed(last.errors, 0.1, last.check_ins))
+    return Figures(tuple(moments), _errors(moments), labels, _needed(last.errors, 0.1, last.check_ins), watched)
 
 
 def _errors(moments: Sequence[Moment]) -> tuple[Error, ...]:
@@ -142,13 +156,6 @@ def _bins(task: Task, cells: int) -> tuple[str, ...]:
     return tuple(f"{low:g} … {high:g}" for low, high in pairwise(edges))
 
 
-def thinned(rows: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
-    """At most so many of the rows, evenly, with the first and the last: for a table that people read."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
-
-
 # --- drawing ---
 
 Axes = Any  # matplotlib's, which is imported when the first plot is drawn
@@ -169,6 +176,26 @@ def _draw_error(axes: Axes, figures: Figures, said: Words, look: dict[str, str])
     axes.yaxis.set_major_formatter(lambda value, _: said.percent(value, 0))
     axes.xaxis.set_major_formatter(lambda value, _: said.number(round(value)))
     axes.set_xlabel(said("chart.axis.check-ins"))
+
+
+def _draw_looks(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
+    assert figures.watched is not None
+    shown, is_share = figures.watched.shown, figures.watched.measure == "accuracy"
+    x, y = [each.version for each in shown], [each.figure.value for each in shown]
+    low, high = [each.figure.low for each in shown], [each.figure.high for each in shown]
+    if figures.watched.found.terms.epsilon is not None:
+        axes.fill_between(x, low, high, color=look["accent"], alpha=0.18, linewidth=0)
+    axes.plot(x, y, color=look["accent"], linewidth=2, marker="o", markersize=4 if len(x) <= 60 else 0)
+    axes.set_ylim(*reach_of(low, high, is_share=is_share))
+    axes.yaxis.set_major_formatter(lambda value, _: said.percent(value, 0) if is_share else said.number(value))
+    axes.xaxis.set_major_formatter(lambda value, _: said.number(round(value)) if value == round(value) else "")
+    axes.set_xlabel(said("chart.axis.versions"))
+
+
+def reach_of(low: Sequence[float], high: Sequence[float], *, is_share: bool) -> tuple[float, float]:
+    """From where to where a curve is drawn: from nothing to a little above it; a share to 100 % at most."""
+    least, most = min(0.0, *low, 0.0), max(high)
+    return (0.0, 1.0) if is_share else (least, most * 1.08 or 1.0)
 
 
 def _draw_labels(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
@@ -209,6 +236,8 @@ def _over_time(value: Callable[[Moment], int]) -> Callable[[Axes, Figures, Words
 
 
 CHARTS: dict[str, Callable[[Axes, Figures, Words, dict[str, str]], None]] = {
+    "accuracy": _draw_looks,
+    "distance": _draw_looks,
     "error": _draw_error,
     "labels": _draw_labels,
     "check-ins": _over_time(lambda moment: moment.tally.check_ins),
@@ -217,8 +246,14 @@ CHARTS: dict[str, Callable[[Axes, Figures, Words, dict[str, str]], None]] = {
 """Every plot by its name in addresses."""
 
 
+LOOKS = ("accuracy", "distance")
+"""Plots of how the model does on the operator's own rows: a task has one of them, where somebody looks."""
+
+
 def can_draw(name: str, figures: Figures) -> bool:
     """Whether there is something to see yet."""
+    if name in LOOKS:
+        return figures.watched is not None and figures.watched.measure == name and bool(figures.watched.shown)
     if name == "error":
         return len(figures.shown) > 0
     if name == "labels":
@@ -230,7 +265,7 @@ def _size(name: str, figures: Figures) -> tuple[float, float]:
     """Inches, as wide as the place on the page: there all text has the same size."""
     if name == "labels":
         return 6.4, min(8.0, 0.42 * len(figures.labels) + 0.9)
-    return (6.4, 2.7) if name == "error" else (3.3, 2.4)
+    return (6.4, 2.7) if name in ("error", *LOOKS) else (3.3, 2.4)
 
 
 _ONE_AT_A_TIME = threading.Lock()

@@ -15,6 +15,7 @@ from crowdml.server.hub import Hub
 from crowdml.server.points import read_moments
 from crowdml.server.portal.figures import Figures, draw, work_out
 from crowdml.server.portal.words import Words
+from crowdml.server.validation import watched
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
 
@@ -54,8 +55,10 @@ class Kept:
                 held = self._figures.get(task.hash)
                 if held is None or time.monotonic() - held[0] > FRESH:
                     moments = await asyncio.to_thread(read_moments, self.hub.store, task.hash)
-                    same = held is not None and bool(moments) and held[1].index == moments[-1].index
-                    found = held[1] if held is not None and same else work_out(task, moments)
+                    seen = await asyncio.to_thread(watched, self.hub.store, task)
+                    same = held is not None and bool(moments) and held[1].moments[-1:] == (moments[-1],)
+                    same = same and held is not None and held[1].watched == seen
+                    found = held[1] if held is not None and same else work_out(task, moments, seen)
                     held = self._figures[task.hash] = time.monotonic(), found
         return held[1]
 

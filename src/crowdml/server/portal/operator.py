@@ -20,10 +20,13 @@ from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hosted
 from crowdml.server.invitations import AUTHORITY
 from crowdml.server.portal import drafts, entrance, people
+from crowdml.server.portal.figures import LOOKS, can_draw
 from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
 from crowdml.server.portal.kept import kept
+from crowdml.server.portal.pages import language
 from crowdml.server.portal.places import place_map, places_of
 from crowdml.server.portal.pricing import price
+from crowdml.server.portal.public import PICTURE_POLICY
 from crowdml.server.portal.studies import cohorts_of
 from crowdml.server.portal.visits import HEADERS, Visit, visited
 from crowdml.storage.server import State
@@ -108,6 +111,7 @@ async def task(visit: Visit) -> Response:
         places=await visit.read(places_of, visit.hub, hosted.task),
         handed=visit.hub.handed(hash_),
         place_map=place_map,
+        watched=figures.watched,
         steps=steps,
     )
 
@@ -137,9 +141,11 @@ async def change_closed(visit: Visit) -> Response:
 
 @visited
 async def download(visit: Visit) -> Response:
-    """GET /operator/tasks/{task}/{file}: the model, its card, the task itself, or the transcript."""
+    """GET /operator/tasks/{task}/{file}: the model, its card, the task itself, the transcript, or the plot of looks."""
     hosted, file = _hosted(visit), visit.request.path_params["file"]
     hash_, name = hosted.task.hash, hosted.task.name
+    if file.removesuffix(".svg") in LOOKS:
+        return await _plot(visit, hosted, file.removesuffix(".svg"))
     if file == "task.json":
         return _attached(hosted.task.canonical, f"{name}.json", "application/json")
     if file == "transcript":
@@ -162,6 +168,16 @@ async def download(visit: Visit) -> Response:
     data = await asyncio.to_thread(work)
     await visit.record("downloaded", file, hash_)
     return _attached(data, called, kind)
+
+
+async def _plot(visit: Visit, hosted: Hosted, name: str) -> Response:
+    """The same picture as on the study's page, of closed studies too."""
+    held = kept(visit.request)
+    if not can_draw(name, await held.figures(hosted.task)):
+        raise Problem("not-found", "Nothing was looked at yet.")
+    theme = "dark" if visit.request.query_params.get("theme") == "dark" else "light"
+    data = await held.picture(hosted.task, name, language(visit.request), theme, "svg")
+    return Response(data, 200, {**HEADERS, "Content-Security-Policy": PICTURE_POLICY}, media_type="image/svg+xml")
 
 
 def _card(model: export.Exported, name: str) -> bytes:

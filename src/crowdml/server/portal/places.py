@@ -85,9 +85,7 @@ def places_of(hub: Hub, task: Task) -> Places | None:
     late = max(PATIENCE, OFTEN * median(ages.values())) if ages else PATIENCE
     links = {(min(place, other), max(place, other)) for place, others in enumerate(relay.peers) for other in others}
     return Places(
-        tuple(
-            PlaceRow(each, _state(each, ages.get(each.place), late), len(relay.peers[each.place])) for each in found
-        ),
+        tuple(PlaceRow(each, _state(each, ages.get(each.place), late), len(relay.peers[each.place])) for each in found),
         tuple(sorted(links)) if len(found) <= MOST_LINKED else (),
     )
 

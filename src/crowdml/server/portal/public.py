@@ -60,6 +60,7 @@ async def study(request: Request) -> Response:
         study=found,
         guards=guards,
         price=found.price,
+        watched=found.figures.watched,
         shown_loss=lambda loss: shown_loss(loss, said),
         certainty=certainty,
         masking=found.task.masking,

@@ -14,7 +14,7 @@ from crowdml.protocol import Quote, affordable, quote
 from crowdml.protocols import find
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hosted, Hub
-from crowdml.server.portal.figures import CHARTS, Figures
+from crowdml.server.portal.figures import CHARTS, LOOKS, Figures
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.words import Words
 from crowdml.server.rounds import RoundFigures
@@ -180,13 +180,14 @@ class Study:
 
     @property
     def charts(self) -> tuple[str, ...]:
-        """The plots that there are or will be: of what its devices count, and of themselves."""
-        return charts_of(self.task)
+        """The plots that there are or will be: of looks at the operator's rows, of what devices count, of devices."""
+        seen = self.figures.watched
+        return ((seen.measure,) if seen is not None else ()) + charts_of(self.task)
 
 
 def charts_of(task: Task) -> tuple[str, ...]:
     rows = {each.name for each in price_of(task).rows}
-    return tuple(name for name in CHARTS if name not in COUNTED or COUNTED[name] & rows)
+    return tuple(name for name in CHARTS if name not in LOOKS and (name not in COUNTED or COUNTED[name] & rows))
 
 
 def certainty(epsilon: float) -> float:

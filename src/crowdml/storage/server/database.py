@@ -302,7 +302,8 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
     """Put a backup of a SQLite database in place, where none is. `Store(path).check()` then reads its journals too.
 
     What it has is as old as the backup, and a device never goes into a round below one that it was in: numbers of
-    rounds go on far above, for every task, and higher each time that the same backup is restored.
+    rounds go on far above, for every task, and higher each time that the same backup is restored. Charged validation
+    is halted.
     """
     source, target = Path(backup), Path(path)
     for file in (target, target.with_name(f"{target.name}-wal")):
@@ -316,7 +317,18 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
         )
     with Database(source) as database:
         database.check_pages()
-        database._copy(target, _raise_rounds)
+        database._copy(target, _prepare_copy)
+
+
+def _prepare_copy(copy: sqlite3.Connection) -> None:
+    _raise_rounds(copy)
+    _halt_looks(copy)
+
+
+def _halt_looks(copy: sqlite3.Connection) -> None:
+    """What was charged since the backup nobody knows: no more looks at charged rows before the operator says so."""
+    charged = "select number from validation_rows where kind = 'charged'"
+    copy.execute(f"update validation set halted = 'restored' where rows in ({charged})")
 
 
 def _raise_rounds(copy: sqlite3.Connection) -> None:

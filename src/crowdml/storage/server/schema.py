@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration: what this version of the library reads and writes."""
 
 SERVER_NUMBER = 0
@@ -244,6 +244,51 @@ point = Table(
     sqlite_strict=True,
 )
 """How a task went, for its plots; thinned, so that a year of check-ins stays a few hundred points."""
+
+validation_rows = Table(
+    "validation_rows",
+    metadata,
+    Column("number", Number, primary_key=True),
+    Column("hash", LargeBinary, nullable=False, unique=True),  # of the rows, in whatever order they were given
+    Column("kind", Text, nullable=False),
+    Column("count", Number, nullable=False),
+    Column("dimension", Number, nullable=False),
+    Column("data", LargeBinary),  # float32 little-endian: all x, then all y; erased when no task is validated on them
+    CheckConstraint("kind in ('public', 'charged')", name="validation_kind"),
+    sqlite_strict=True,
+)
+"""Rows that tasks are validated on. What was charged for looks at them is theirs for good, over all tasks."""
+
+validation = Table(
+    "validation",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), primary_key=True),
+    Column("rows", Number, ForeignKey("validation_rows.number"), nullable=False),
+    Column("name", Text, nullable=False),  # what the operator calls the rows
+    Column("epsilon", Text),  # of one look; null: public
+    Column("budget", Text),  # of all looks at the rows
+    Column("every", Number, nullable=False),  # versions between two looks, at least
+    Column("attached_at", Text, nullable=False),
+    Column("halted", Text),  # why nobody looks, until the operator says so again
+    sqlite_strict=True,
+)
+"""What each task is validated on now, and on which terms."""
+
+look = Table(
+    "look",
+    metadata,
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("rows", Number, ForeignKey("validation_rows.number"), nullable=False),
+    Column("version", Number, nullable=False),
+    Column("at", Text, nullable=False),
+    Column("value", Number, nullable=False),  # mistakes, or distances in steps, over all rows; with noise where charged
+    Column("step", Text, nullable=False),
+    Column("loss", Text),  # what the look cost each row; null: public
+    PrimaryKeyConstraint("task", "rows", "version"),
+    sqlite_strict=True,
+)
+"""The ledger of validation, append-only by triggers: a charge, and the value that was drawn for it."""
+Index("look_rows", look.c.rows)
 
 invitation = Table(
     "invitation",

@@ -76,7 +76,7 @@ async function loaded(from) {
 async function drawOne(plotly, figure, figures, words) {
   const name = figure.dataset.chart ?? "";
   const series = figures[name];
-  const enough = name === "error" || name === "labels" ? 1 : 2;
+  const enough = ["error", "labels", "accuracy", "distance"].includes(name) ? 1 : 2;
   if (!series || series.x.length < enough) return;
   if (name === "labels" && series.x.every((_, i) => (series.low?.[i] ?? 0) <= 0 && (series.high?.[i] ?? 1) >= 1)) return;
   let plot = /** @type {HTMLElement | null} */ (figure.querySelector(".plot"));
@@ -135,6 +135,24 @@ function traces(name, series, look, words, layout) {
         x: series.x, y: series.y, mode: series.x.length < 3 ? "lines+markers" : "lines", line, marker: { color: look.accent },
         customdata: low.map((l, i) => [l, high[i]]),
         hovertemplate: `%{y:.1%}<br>${words.interval}: %{customdata[0]:.1%} … %{customdata[1]:.1%}<extra></extra>`,
+      },
+    ];
+  }
+  if (name === "accuracy" || name === "distance") {
+    const low = series.low ?? [], high = series.high ?? [];
+    const blurred = low.some((l, i) => l < high[i]);
+    const form = name === "accuracy" ? ".1%" : ".4~g";
+    Object.assign(layout.xaxis, { title: { text: words.axisVersions, font: { size: 13 }, standoff: 8 }, tickformat: ",d", ...(Number(series.x.at(-1)) - Number(series.x[0]) < 6 && { dtick: 1 }) });
+    Object.assign(layout.yaxis, name === "accuracy" ? { tickformat: ".0%", range: [0, 1] } : { range: [Math.min(0, ...low), Math.max(...high) * 1.08 || 1] });
+    const range = blurred ? `<br>${words.interval}: %{customdata[0]:${form}} … %{customdata[1]:${form}}` : "";
+    return [
+      ...(blurred ? [
+        { x: series.x, y: low, mode: "lines", line: { width: 0 }, hoverinfo: "skip" },
+        { x: series.x, y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: look.band, hoverinfo: "skip" },
+      ] : []),
+      {
+        x: series.x, y: series.y, mode: series.x.length <= 60 ? "lines+markers" : "lines", line, marker: { color: look.accent, size: 6 },
+        customdata: low.map((l, i) => [l, high[i]]), hovertemplate: `%{y:${form}}${range}<extra></extra>`,
       },
     ];
   }

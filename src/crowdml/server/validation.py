@@ -1,0 +1,425 @@
+"""How well a task's model does on rows of the operator's own: public ones exactly, private ones for a charge.
+
+Public rows belong to nobody of the study. The model is a release already, so to try it on them costs nothing.
+
+Charged rows are private. Guarantee: epsilon-DP for each look, against anyone who is shown it, for replacing one row;
+pure losses add over all looks at the same rows, over all tasks of this server, up to the budget. What passes the
+mechanism is the number of mistakes, which one row moves by 1 at most; of tasks that learn numbers the sum of distances,
+each between 0 and twice the label's bound, brought to the middle of that, so that one row moves it by 2 bounds at most.
+How many rows there are is public. When there is a look depends on versions and states alone (`is_due`), never on rows.
+
+The rows stay in the server's store: no log, page, export or transcript has them. A backup does.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import zipfile
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from crowdml.arrays import Array, Samples
+from crowdml.datasets import NAMES, load
+from crowdml.errors import DataError, TaskError
+from crowdml.features.norms import Norm, into_ball
+from crowdml.privacy.door import Door
+from crowdml.privacy.grid import Grid
+from crowdml.privacy.losses import Pure
+from crowdml.privacy.mechanisms import CountLaplace, GridLaplace
+from crowdml.privacy.noise import LARGEST, Source
+from crowdml.privacy.private import Private, Rows
+from crowdml.privacy.sensitivity import L1, Adjacency
+from crowdml.protocols import gram
+from crowdml.server.estimates import REACH, Estimate
+from crowdml.server.graph import fitting_model
+from crowdml.server.histograms import is_histogram
+from crowdml.storage.server import Store
+from crowdml.storage.server.looks import Look, Terms, Validation, attach, looks_of, validations
+from crowdml.task import Task
+
+__all__ = [
+    "Shown",
+    "Watched",
+    "check_terms",
+    "check_validated",
+    "evaluate",
+    "is_due",
+    "keep_rows",
+    "mechanism_of",
+    "read_rows",
+    "unpack_rows",
+    "watched",
+]
+
+MOST_ROWS, MOST_BYTES = 1_000_000, 128 * 2**20
+"""Of rows that a task is validated on: they lie in the server's database, and in memory while they are in use."""
+LEAST_EPSILON = Fraction(1, 1000)
+"""Of a look: the noise is then a thousand mistakes."""
+PART = 4096
+"""Rows that the model looks at in one go: check-ins go on between them."""
+GROWTH = 20
+"""A look is at least a twentieth further on than the one before: a million versions have some hundred looks."""
+FINE = Fraction(1, 2**20)
+"""Step of exact distances."""
+FINEST_CLIP, COARSEST_CLIP = 4096, 16
+"""Steps that a distance's bound has, where it is charged."""
+COUNT = Fraction(1)
+
+MISTAKES = "about how many rows of the operator's own data the model is wrong on"
+DISTANCES = "about how far off the model is on the operator's own data"
+
+
+# --- which tasks, which rows ---
+
+
+def check_validated(task: Task) -> None:
+    """Refuse a task whose server has no model to try, or cannot compute what it is tried on."""
+    if is_histogram(task):
+        raise TaskError(
+            f"task {task.name!r} counts labels: its server has no model that could be right or wrong. Its histogram "
+            "has its own intervals."
+        )
+    if task.features.kind == "windows":
+        raise TaskError(f"task {task.name!r} cuts its samples out of readings on the device: a server has none.")
+
+
+def read_rows(task: Task, given: str) -> Samples:
+    """The rows of a CSV file (features, then the label), of an NPZ file (`x` and `y`), or those that a data set keeps
+    for evaluation. Labels are names of classes, their places, or numbers. No error shows a row."""
+    check_validated(task)
+    path = Path(given)
+    if path.suffix == ".csv":
+        x, y = _read_csv(task, path)
+    elif path.suffix == ".npz":
+        x, y = _read_npz(task, path)
+    elif given in NAMES:
+        x, y = _read_dataset(task, given)
+    else:
+        raise DataError(
+            f"{given!r} is no file that ends in .csv or .npz, and no data set. Known are {', '.join(NAMES)}."
+        )
+    if not len(x):
+        raise DataError(f"{given} has no rows. Nothing was written.")
+    if len(x) > MOST_ROWS or 4 * x.size > MOST_BYTES:
+        raise DataError(
+            f"{given} has {len(x):,} rows of {x.shape[1]:,} numbers; at most {MOST_ROWS:,} rows and "
+            f"{MOST_BYTES // 2**20} MiB are kept. Some thousands tell an accuracy to a point of a hundred."
+        )
+    return Samples(x, y)
+
+
+def _read_csv(task: Task, path: Path) -> tuple[Array, Array]:
+    names = {name: place for place, name in enumerate(task.labels.classes)}
+    x: list[list[float]] = []
+    y: list[float] = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.reader(file), 1):
+                if not row or (number == 1 and not any(map(_is_number, row[:-1]))):
+                    continue
+                if len(row) != task.features.dimension + 1:
+                    raise DataError(
+                        f"{path}, line {number}: {len(row)} fields, and the task takes {task.features.dimension} "
+                        "numbers and a label. Nothing was written."
+                    )
+                try:
+                    numbers = [float(field) for field in row[:-1]]
+                    label = float(names[row[-1].strip()]) if row[-1].strip() in names else float(row[-1])
+                except ValueError:
+                    raise _unreadable(path, f"line {number}") from None
+                x.append(numbers)
+                y.append(label)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {type(error).__name__}. Nothing was written.") from None
+    return _checked(task, np.asarray(x, np.float64).reshape(len(x), task.features.dimension), np.asarray(y), str(path))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_npz(task: Task, path: Path) -> tuple[Array, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x, y = np.asarray(file["x"]), np.asarray(file["y"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path} cannot be read as an NPZ file with arrays x and y: {type(error).__name__}. Nothing was written."
+        ) from None
+    if y.dtype.kind == "U":
+        names = {name: place for place, name in enumerate(task.labels.classes)}
+        y = np.asarray([names.get(str(each), -1) for each in y.ravel()])
+    if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub" or x.ndim != 2 or y.shape != (len(x),):
+        raise DataError(f"{path}: x is a table of numbers and y has a label for each row of it. Nothing was written.")
+    return _checked(task, x.astype(np.float64), y.astype(np.float64), str(path))
+
+
+def _read_dataset(task: Task, name: str) -> tuple[Array, Array]:
+    data = load(name, normalise=cast(Norm, task.features.norm.kind), seed=1 if name == "synthetic" else None)
+    if task.classes is not None and len(data.classes) != task.classes:
+        raise DataError(
+            f"data set {name!r} has {len(data.classes)} classes, and task {task.name!r} has {task.classes}. "
+            "Nothing was written."
+        )
+    return _checked(task, data.x_test.astype(np.float64), data.y_test.astype(np.float64), f"data set {name!r}")
+
+
+def _checked(task: Task, x: Array, y: Array, where: str) -> tuple[Array, Array]:
+    """float32, and within what the task's devices may have."""
+    if len(x) and x.shape[1] != task.features.dimension:
+        raise DataError(
+            f"{where} has rows of {x.shape[1]:,} numbers, and the task takes {task.features.dimension:,}. Nothing was "
+            "written."
+        )
+    with np.errstate(over="ignore"):
+        narrow, labels = x.astype(np.float32), y.astype(np.float32)
+    fits = np.isfinite(narrow).all(axis=1) & np.isfinite(labels)
+    if task.classes is None:
+        labels = np.clip(labels, -float(task.labels.bound), float(task.labels.bound))  # as devices do
+    else:
+        fits &= (labels >= 0) & (labels < task.classes) & (labels == np.floor(labels))
+    if not fits.all():
+        raise _unreadable(where, f"row {int(np.flatnonzero(~fits)[0]) + 1}")
+    return narrow, labels
+
+
+def _unreadable(where: object, place: str) -> DataError:
+    return DataError(
+        f"{where}, {place}: a field is no finite number, or the label is none of the task's. Nothing was written."
+    )
+
+
+def rows_hash(samples: Samples) -> bytes:
+    """The same for the same rows, in whatever order."""
+    each = np.concatenate([samples.x, np.asarray(samples.y)[:, None]], axis=1).astype("<f4")
+    hashes = sorted(hashlib.sha256(row.tobytes()).digest() for row in each)
+    return hashlib.sha256(b"crowdml/rows/1" + b"".join(hashes)).digest()
+
+
+def check_terms(task: Task, terms: Terms, count: int) -> None:
+    """Refuse terms that allow no look, or that no exact noise is drawn for."""
+    if terms.every < 1:
+        raise DataError(f"A look every {terms.every} versions: the least is 1.")
+    if terms.epsilon is None:
+        return
+    if terms.epsilon < LEAST_EPSILON:
+        raise DataError(f"An epsilon of {float(terms.epsilon):g} a look: the least is {float(LEAST_EPSILON):g}.")
+    if terms.budget is None or terms.budget < terms.epsilon:
+        said = "none" if terms.budget is None else f"{float(terms.budget):g}"
+        raise DataError(f"A budget of {said} allows no look of epsilon {float(terms.epsilon):g}. Say how much it is.")
+    mechanism_of(task, terms.epsilon, count)
+
+
+def keep_rows(store: Store, task: Task, samples: Samples, terms: Terms, at: str) -> Validation:
+    """Validate a task on these rows from now on."""
+    check_terms(task, terms, len(samples))
+    data = samples.x.astype("<f4").tobytes() + np.asarray(samples.y).astype("<f4").tobytes()
+    hash_ = rows_hash(samples)
+    return attach(store, task.hash, hash_, len(samples), samples.x.shape[1], data, terms, at)
+
+
+def unpack_rows(data: bytes, count: int, dimension: int) -> Samples:
+    numbers = np.frombuffer(data, "<f4")
+    return Samples(numbers[: count * dimension].reshape(count, dimension), numbers[count * dimension :])
+
+
+# --- when, and what ---
+
+
+def is_due(found: Validation, version: int, *, stopped: bool) -> bool:
+    """Whether to look at this version now. It asks nothing of the rows.
+
+    The last look that a budget allows is kept for the end of the task: that model is the one that people use.
+    """
+    if found.halted is not None or found.left == 0 or version < 1:
+        return False
+    newest = found.newest or 0
+    if version <= newest:
+        return False
+    if stopped:
+        return True
+    return found.left != 1 and version >= newest + max(found.terms.every if newest else 1, newest // GROWTH)
+
+
+def mechanism_of(task: Task, epsilon: Fraction, count: int) -> CountLaplace | GridLaplace:
+    """What a look at charged rows passes through."""
+    covers = Rows(0, count)
+    if task.classes is not None:
+        return CountLaplace(L1(Fraction(1), Adjacency.REPLACE_SAMPLE), epsilon, covers, MISTAKES)
+    bound = Fraction(task.labels.bound)
+    most = min(FINEST_CLIP, 2**30 // count, int(LARGEST * epsilon / 2))
+    step = Fraction(2) ** math.ceil(math.log2(bound / most)) if most >= COARSEST_CLIP else COUNT
+    clip = math.ceil(bound / step)
+    if not COARSEST_CLIP <= clip <= most:
+        raise DataError(
+            f"{count:,} rows at an epsilon of {float(epsilon):g} a look: no grid is fine enough for distances up to "
+            f"{2 * float(bound):g}. Take a larger epsilon, or fewer rows."
+        )
+    return GridLaplace(clip, epsilon, Grid(step), covers, DISTANCES)
+
+
+def evaluate(
+    task: Task, weights: Array, samples: Samples, version: int, at: str, epsilon: Fraction | None, noise: Source
+) -> Look:
+    """One look at the rows: exact, or through the mechanism. Nobody may be shown it before it is in the ledger."""
+    apart = _mistakes if task.classes is not None else _distances
+
+    def tried(rows: Samples) -> Array:
+        parts = [apart(task, weights, rows[start : start + PART]) for start in range(0, len(rows), PART)]
+        return np.concatenate(parts)
+
+    if epsilon is None:
+        step = COUNT if task.classes is not None else FINE
+        return Look(version, at, round(Fraction(float(tried(samples).sum(dtype=np.float64))) / step), step, None)
+    row = mechanism_of(task, epsilon, len(samples))
+    step, private = row.grid.step, Private(samples, row.covers)
+    if isinstance(row, GridLaplace):  # to the middle, so that a distance moves the sum by half as much
+        middle = row.clip
+        centred = private.map(lambda rows: np.rint(tried(rows) / float(step)) * float(step) - middle * float(step))
+    else:
+        middle, centred = 0, private.map(tried)
+    released = Door({"look": row}, noise).release("look", centred)
+    return Look(version, at, int(released.value) + middle * len(samples), step, Pure(row.epsilon))
+
+
+def _predictions(task: Task, weights: Array, x: Array) -> Array:
+    """What a device would say of these rows."""
+    norm = task.features.norm
+    inside = into_ball(x, cast(Norm, norm.kind), float(norm.bound))
+    if task.protocol["kind"] == "gram":
+        return gram.predictions(task, weights, inside)
+    return fitting_model(task, weights).predict(weights, inside)
+
+
+def _mistakes(task: Task, weights: Array, samples: Samples) -> Array:
+    """[b]: 1 where the model is wrong."""
+    return (_predictions(task, weights, samples.x) != samples.y).astype(np.int32)
+
+
+def _distances(task: Task, weights: Array, samples: Samples) -> Array:
+    """[b]: how far a prediction is from the number. One beyond the label's bound counts as the bound."""
+    bound = float(task.labels.bound)
+    said = np.nan_to_num(np.asarray(_predictions(task, weights, samples.x), np.float64), posinf=bound, neginf=-bound)
+    return abs(np.clip(said, -bound, bound) - samples.y)
+
+
+# --- what people see ---
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A version and its figure: an accuracy, or a mean distance. What noise leaves open of it, about 95 %."""
+
+    version: int
+    at: str
+    figure: Estimate
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a task is validated on, and what came of it."""
+
+    found: Validation
+    measure: str
+    """`accuracy`, or `distance` where numbers are learned: so the plot is called, too."""
+    shown: tuple[Shown, ...]
+
+    @property
+    def last(self) -> Shown | None:
+        return self.shown[-1] if self.shown else None
+
+    @property
+    def state(self) -> str:
+        """In a word: whether the server goes on looking."""
+        if self.found.halted is not None:
+            return "halted"
+        if self.found.left == 0:
+            return "spent"
+        return "last" if self.found.left == 1 else "looks"
+
+    def said(self) -> str:
+        """How it stands, for operators: a sentence."""
+        return {
+            "halted": "Nobody looks: the server was restored from a backup, and its ledger lacks the looks since then.",
+            "spent": "Nobody looks any more: the budget is spent.",
+            "last": "One look is left, and is kept for the end of the task.",
+            "looks": "The server goes on looking.",
+        }[self.state]
+
+    def short(self) -> str:
+        """The last figure, with what the noise leaves open."""
+        if self.last is None:
+            return "no look yet"
+        figure = self.last.figure
+        times, form = (100, ".1f") if self.measure == "accuracy" else (1, ".4g")
+        open_ = f" ± {times * (figure.high - figure.low) / 2:{form}}" if self.found.terms.epsilon is not None else ""
+        return f"{times * figure.value:{form}}{open_}{' %' if times == 100 else ''}"
+
+    def text(self) -> str:
+        """The same, and of which version it is."""
+        return self.short() if self.last is None else f"{self.short()} at version {self.last.version:,}"
+
+    def promise(self) -> str:
+        """Who is protected, from whom, and how far: nobody where the rows are public."""
+        terms = self.found.terms
+        if terms.epsilon is None or terms.budget is None:
+            return "Public rows, which belong to nobody of the study: figures are exact, and cost nothing."
+        return (
+            "Protected is one row of the operator's own data, from anyone who sees these figures: ε = "
+            f"{float(terms.epsilon):g} a look for replacing it, ε = {float(self.found.spent):g} in all looks so far, "
+            f"at most {float(terms.budget):g}; δ = 0."
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        terms, found = self.found.terms, self.found
+        last = self.last
+        return {
+            "data": terms.name,
+            "kind": terms.kind,
+            "rows": found.count,
+            "every": terms.every,
+            "epsilon_look": None if terms.epsilon is None else float(terms.epsilon),
+            "epsilon_spent": float(found.spent),
+            "epsilon_budget": None if terms.budget is None else float(terms.budget),
+            "looks_left": found.left,
+            "state": self.state,
+            "measure": self.measure,
+            "version": None if last is None else last.version,
+            self.measure: None if last is None else last.figure.value,
+            "looks": [
+                {"version": each.version, "value": each.figure.value, "low": each.figure.low, "high": each.figure.high}
+                for each in self.shown
+            ],
+        }
+
+
+def watched(store: Store, task: Task) -> Watched | None:
+    """What a task is validated on, with every look; None where it is not."""
+    found = validations(store).get(task.hash)
+    if found is None:
+        return None
+    seen = looks_of(store, found)
+    measure = "distance" if task.classes is None else "accuracy"
+    return Watched(found, measure, tuple(_shown(task, found, each) for each in seen))
+
+
+def _shown(task: Task, found: Validation, seen: Look) -> Shown:
+    value = float(seen.value * seen.step) / found.count
+    reach = 0.0
+    if seen.loss is not None:
+        scale = float(mechanism_of(task, seen.loss.epsilon, found.count).scale * seen.step)
+        reach = REACH * math.sqrt(2) * scale / found.count
+    if task.classes is not None:
+        value = 1 - value
+    return Shown(seen.version, seen.at, Estimate(value, value - reach, value + reach))

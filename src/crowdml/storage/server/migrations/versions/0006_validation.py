@@ -1,0 +1,69 @@
+"""Rows that a server validates tasks on, and the ledger of its looks at them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+Number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "validation_rows",
+        sa.Column("number", Number, primary_key=True),
+        sa.Column("hash", sa.LargeBinary, nullable=False, unique=True),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("count", Number, nullable=False),
+        sa.Column("dimension", Number, nullable=False),
+        sa.Column("data", sa.LargeBinary),
+        sa.CheckConstraint("kind in ('public', 'charged')", name="validation_kind"),
+        sqlite_strict=True,
+    )
+    op.create_table(
+        "validation",
+        sa.Column("task", Number, sa.ForeignKey("task.number"), primary_key=True),
+        sa.Column("rows", Number, sa.ForeignKey("validation_rows.number"), nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("epsilon", sa.Text),
+        sa.Column("budget", sa.Text),
+        sa.Column("every", Number, nullable=False),
+        sa.Column("attached_at", sa.Text, nullable=False),
+        sa.Column("halted", sa.Text),
+        sqlite_strict=True,
+    )
+    op.create_table(
+        "look",
+        sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
+        sa.Column("rows", Number, sa.ForeignKey("validation_rows.number"), nullable=False),
+        sa.Column("version", Number, nullable=False),
+        sa.Column("at", sa.Text, nullable=False),
+        sa.Column("value", Number, nullable=False),
+        sa.Column("step", sa.Text, nullable=False),
+        sa.Column("loss", sa.Text),
+        sa.PrimaryKeyConstraint("task", "rows", "version"),
+        sqlite_strict=True,
+    )
+    op.create_index("look_rows", "look", ["rows"])
+    for statement in SQLITE_GUARDS if op.get_bind().dialect.name == "sqlite" else POSTGRESQL_GUARDS:
+        op.execute(sa.text(statement))
+
+
+SQLITE_GUARDS = (
+    """create trigger look_is_never_edited before update on look
+    begin select raise(abort, 'a charge is never edited'); end""",
+    """create trigger look_is_never_deleted before delete on look
+    begin select raise(abort, 'a charge is never deleted'); end""",
+)
+
+POSTGRESQL_GUARDS = (
+    """create trigger look_is_never_edited before update on look for each row
+    execute function crowdml_refuse('a charge is never edited')""",
+    """create trigger look_is_never_deleted before delete on look for each row
+    execute function crowdml_refuse('a charge is never deleted')""",
+)
