@@ -41,6 +41,7 @@ PLLP, PL = "protocols/proportions.py", "tests/review/test_pl_findings.py::"
 PUBLISHED_PLLP = "sim/published_proportions.py"
 RELAY, RELAYED = "server/relay.py", "tests/server/test_relay.py::"
 LETTERS, STORED = "storage/server/letters.py", "tests/storage/server/test_server_letters.py::"
+PEERING = "tests/device/test_peering.py::"
 VALIDATION, LOOKED = "server/validation.py", "tests/server/test_validation.py::"
 LOOKS, KEPT = "storage/server/looks.py", "tests/storage/server/test_server_looks.py::"
 
@@ -1644,6 +1645,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "            elif row.device is None or row.revoked_at is not None or row.withdrawn_at is not None:\n",
         "            elif True:\n",
         f"{STORED}test_a_place_has_one_device_and_a_device_one_place_of_a_task[sqlite]",
+    ),
+    Mutant(
+        "peering: whoever speaks first from a place is believed without the relay",
+        "device/letters.py",
+        "        if place not in self.post.keys:\n",
+        "        if False:\n",
+        f"{PEERING}test_what_is_no_letter_to_this_device_gets_a_clear_status_and_changes_nothing"
+        "[a place that nobody introduced]",
+    ),
+    Mutant(
+        "peering: a letter on two ways is heard twice",
+        "device/letters.py",
+        "        return place in self.post.marks and self.post.marks[place].has(signed.envelope.seq, self._wide)\n",
+        "        return False\n",
+        f"{PEERING}test_what_was_heard_from_its_sender_is_not_heard_again_from_the_relay_after_a_restart",
+    ),
+    Mutant(
+        "peering: a letter leaves before the server has it",
+        "device/runner.py",
+        '            answer = await self._ask("POST", f"{self.path}/check-in", message.waiting.body, MSGPACK)\n',
+        "            self.carry(message.waiting.body)\n            await asyncio.sleep(1)\n"
+        '            answer = await self._ask("POST", f"{self.path}/check-in", message.waiting.body, MSGPACK)\n',
+        f"{PEERING}test_a_device_brings_what_the_server_acknowledged_and_nothing_else",
     ),
     # --- the server's own ledger, of looks at rows of the operator's ---
     Mutant(
