@@ -37,6 +37,8 @@ KEYS = {
     "guo/tuning": {"sound-e0.1"},
     "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound"},
     "hamm2017/devices": {"crowd", "alone", "crowd-private"},
+    "sachweh/fig2": {"llp", "p-llp-as-published", "p-llp", "knn", "majority", "alone", "kilobytes-p-llp"},
+    "sachweh/fig3": {"llp", "p-llp-as-published", "p-llp", "knn", "majority", "alone", "peers-llp", "p-llp-quantiles"},
     "ours/gram-tables": {"adult-gram", "adult-guo", "adult-majority"},
     "ours/gram-tuning": {"gram-e10-k512"},
     "ours/local-updates-frontier": {"synthetic-200", "synthetic-200-silent"},
@@ -187,6 +189,30 @@ def test_curves_without_noise_have_no_epsilon() -> None:
         assert quick("hamm2015/fig4")[key].privacy.epsilon is None
 
 
+@pytest.mark.parametrize("id_", ["sachweh/fig2", "sachweh/fig3"])
+def test_p2_p4_label_proportions_as_published_show_what_their_folds_cost_beside_the_claim(id_: str) -> None:
+    figure = quick(id_)  # three folds: a measurement is in two of them, and replace-one doubles
+    claimed = 0.1 if id_ == "sachweh/fig2" else 1.0
+    outside = ("tuning", "float-noise")
+    published = PrivacyLabel("measurement", 4 * claimed, claimed, as_published=True, not_covered=outside)
+    assert figure["p-llp-as-published"].privacy == published
+    assert figure["p-llp-in-loop"].privacy.epsilon is None
+    assert figure["p-llp-cv"].privacy.epsilon == 2 * claimed
+    assert figure["p-llp"].privacy == PrivacyLabel("measurement", claimed)
+    assert figure["alone"].privacy.silent
+    assert figure["majority"].privacy.silent
+    assert not figure["knn"].privacy.silent
+
+
+@pytest.mark.parametrize("id_", ["sachweh/fig2", "sachweh/fig3"])
+def test_a_method_has_one_colour_in_all_panels_of_label_proportions(id_: str) -> None:
+    inks: dict[str, set[int | None]] = {}
+    for series in quick(id_).series:
+        inks.setdefault(series.name, set()).add(series.ink)
+    shared = {name for name in inks if not name.startswith(("p-LLP, ours", "search"))}
+    assert all(len(inks[name]) == 1 and None not in inks[name] for name in shared)
+
+
 def test_the_quick_crowd_learns_the_digits() -> None:
     figure = quick("hamm2015/fig4")
     assert figure.data == "digits"
@@ -198,7 +224,9 @@ def test_a_repeated_figure_is_the_same_but_for_its_seconds() -> None:
     assert replace(again, seconds=0) == replace(quick("hamm2015/fig4"), seconds=0)
 
 
-@pytest.mark.parametrize("id_", ["hamm2015/fig4", "hamm2015/fig6", "hamm2015/scalability"])
+@pytest.mark.parametrize(
+    "id_", ["hamm2015/fig4", "hamm2015/fig6", "hamm2015/scalability", "sachweh/fig2", "sachweh/fig3"]
+)
 def test_a_figure_is_drawn_into_a_file(id_: str, tmp_path) -> None:
     path = quick(id_).plot(tmp_path / "made" / "figure.png")
     assert path.read_bytes().startswith(b"\x89PNG")

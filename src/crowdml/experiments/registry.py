@@ -38,6 +38,7 @@ _HAMM = "crowdml.experiments.hamm2015"
 _MNIST = ("mnist-as-published", "mnist")
 _GUO = "crowdml.experiments.guo"
 _LIBRARY = "crowdml.experiments.hamm2017"
+_SACHWEH = "crowdml.experiments.sachweh"
 
 FIGURES: dict[str, FigureSpec] = {
     spec.id: spec
@@ -64,6 +65,8 @@ FIGURES: dict[str, FigureSpec] = {
         FigureSpec("guo/tuning", "How the hyper-parameters of admm were chosen", ("adult",), _GUO, "tuning"),
         FigureSpec("hamm2017/fig2", "A network under noise of a stated deviation", _MNIST, _LIBRARY, "fig2"),
         FigureSpec("hamm2017/devices", "Eighty devices, about ten at a time", ("mnist",), _LIBRARY, "devices"),
+        FigureSpec("sachweh/fig2", "Label proportions by batch size and by clusters", ("scats",), _SACHWEH, "fig2"),
+        FigureSpec("sachweh/fig3", "Label proportions over epsilon", ("scats",), _SACHWEH, "fig3"),
         FigureSpec(
             "ours/mnist-frontier",
             "Digits: error over the total epsilon",
