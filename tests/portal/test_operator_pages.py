@@ -28,8 +28,18 @@ from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
 from crowdml.server.hub import utc_now
 from crowdml.server.portal.simulation import LONGEST, MEMORY, Asked, Simulation, Simulations, has_jax, suitable_data
-from crowdml.server.portal.task_form import FIELDS, check_text, defaults, field_of, flaws_of, task_text, values_of
+from crowdml.server.portal.task_form import (
+    FIELDS,
+    check_text,
+    defaults,
+    field_of,
+    flaws_of,
+    says_all_of,
+    task_text,
+    values_of,
+)
 from crowdml.storage.server import JournalRow
+from crowdml.task import parse
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.statements import Statement
@@ -63,6 +73,52 @@ def test_every_key_of_the_form_is_a_key_of_a_task_file_and_its_text_is_a_task():
             given.features,
             given.labels,
         )
+
+
+NETWORK = {
+    **defaults(), "name": "corners", "title": "Which corner?", "labels.classes": "a\nb\nc", "features.dimension": "4",
+    "model.kind": "mlp", "model.hidden": "8, 6", "model.activation": "tanh", "protocol.kind": "local_updates",
+    "protocol.local_steps": "4", "protocol.minibatch": "5", "protocol.rate.c": "0.3", "protocol.clip": "1.5",
+    "protocol.server_batch": "3", "privacy.unit": "device", "privacy.epsilon.update": "8",
+    "privacy.budget.epsilon": "8", "privacy.budget.samples": "200",
+}  # fmt: skip
+
+
+def test_a_network_that_takes_local_steps_is_a_task_by_the_form_and_begins_another_one():
+    text, flaws = task_text(NETWORK)
+    assert not flaws
+    task = check_text(text)
+    assert (task.model["kind"], task.model["hidden"], task.model["activation"]) == ("mlp", [8, 6], "tanh")
+    kept = {key: task.protocol[key] for key in ("kind", "batch", "local_steps", "minibatch", "server_batch")}
+    assert kept == {"kind": "local_updates", "batch": 20, "local_steps": 4, "minibatch": 5, "server_batch": 3}
+    assert (task.privacy.unit, dict(task.privacy.epsilon)) == ("device", {"update": 8})
+    assert "step" not in task.protocol
+    assert check_text(task_text(values_of(task))[0]) == task
+    assert says_all_of(parse(text))
+    other = check_text(task_text({**NETWORK, "protocol.kind": "sgd", "privacy.budget.epsilon": "1"})[0])
+    assert (other.protocol["kind"], set(other.privacy.epsilon)) == ("sgd", {"gradient", "errors", "labels"})
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({"model.hidden": ""}, "model.hidden"),
+        ({"model.hidden": "8, many"}, "model.hidden"),
+        ({"model.hidden": "0"}, "model.hidden"),
+        ({"model.hidden": "100000, 100000"}, "model.kind"),
+        ({"protocol.clip": ""}, "protocol.clip"),
+        ({"protocol.minibatch": "7"}, "protocol.minibatch"),
+        ({"protocol.local_steps": "0"}, "protocol.local_steps"),
+        ({"protocol.rate.c": "-1"}, "protocol.rate.c"),
+        ({"protocol.server_batch": ""}, "protocol.server_batch"),
+        ({"privacy.unit": "person"}, "privacy.unit"),
+        ({"privacy.epsilon.update": "0"}, "privacy.epsilon.update"),
+        ({"protocol.kind": "fedavg"}, "protocol.kind"),
+        ({"protocol.kind": "sgd", "protocol.minibatch": "7", "privacy.budget.epsilon": "1"}, ""),
+    ],
+)
+def test_what_is_wrong_with_a_network_stands_next_to_its_field(change: dict[str, str], about: str):
+    assert set(flaws_of({**NETWORK, **change})) == ({about} if about else set())
 
 
 @pytest.mark.parametrize(

@@ -166,11 +166,7 @@ def shipped() -> dict[str, str]:
     """Names of the tasks that come with the package, and where to begin from each: what the form lacks is in a file."""
     folder = resources.files("crowdml.tasks")
     names = sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
-    return {name: "new" if _has_form(parse(shipped_text(name))) else "file" for name in names}
-
-
-def _has_form(task: Task) -> bool:
-    return task.masking is None and task.protocol["kind"] == "sgd"
+    return {name: "new" if task_form.says_all_of(parse(shipped_text(name))) else "file" for name in names}
 
 
 def shipped_text(name: str) -> str:

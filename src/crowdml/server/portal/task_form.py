@@ -17,9 +17,21 @@ from crowdml.protocols import settled
 from crowdml.protocols.sgd import public_step
 from crowdml.task import Task, parse
 
-__all__ = ["SECTIONS", "Field", "Section", "check_text", "defaults", "field_of", "flaws_of", "task_text", "values_of"]
+__all__ = [
+    "SECTIONS",
+    "Field",
+    "Section",
+    "applies",
+    "check_text",
+    "defaults",
+    "field_of",
+    "flaws_of",
+    "says_all_of",
+    "task_text",
+    "values_of",
+]
 
-Kind = Literal["text", "area", "number", "lines", "choice"]
+Kind = Literal["text", "area", "number", "numbers", "lines", "choice"]
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 
 
@@ -37,6 +49,8 @@ class Field:
     whole: bool = False
     only: str = ""
     """What it is for, where another choice decides whether it must be filled in."""
+    when: tuple[str, str] | None = None
+    """The choice that it belongs to, a key and its value: with another one its key is left out."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,11 @@ class Section:
     fields: tuple[Field, ...]
     folded: bool = False
 
+
+SGD, LOCAL, NETWORK = ("protocol.kind", "sgd"), ("protocol.kind", "local_updates"), ("model.kind", "mlp")
+_SGD: Any = {"only": "for single gradients", "when": SGD}
+_LOCAL: Any = {"only": "for local steps", "when": LOCAL}
+_NETWORK: Any = {"only": "for a network", "when": NETWORK}
 
 SECTIONS: tuple[Section, ...] = (
     Section(
@@ -99,25 +118,46 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "Model",
-        "All are small and convex: they learn from noisy gradients without tuning.",
+        "The linear ones are convex and learn from noisy gradients without tuning. A network can learn what they "
+        "cannot, and needs more devices, a clip and some trying: simulate it first.",
         (
             Field(
                 "model.kind",
                 "Model",
-                "Softmax for classes; logistic or svm for exactly two; linear for a number.",
+                "Softmax for classes; logistic or svm for exactly two; linear for a number; a network for either.",
                 "choice",
                 (("softmax", "softmax"), ("logistic", "logistic"), ("svm", "support vector machine"),
-                 ("linear", "linear, for a number")),
+                 ("linear", "linear, for a number"), ("mlp", "neural network (multi-layer perceptron)")),
                 "softmax",
+            ),
+            Field("model.hidden", "Hidden layers", "Units of each layer between samples and answer, such as 75, 75.",
+                  "numbers", default="16", **_NETWORK),
+            Field(
+                "model.activation",
+                "Activation",
+                "What a unit does with its sum.",
+                "choice",
+                (("relu", "ReLU"), ("tanh", "tanh"), ("sigmoid", "sigmoid")),
+                "relu",
+                **_NETWORK,
             ),
             Field("model.l2", "Regulariser λ", "Pulls weights towards zero; 0 for none.", "number", default="0.0"),
         ),
     ),
     Section(
         "Privacy",
-        "ε is what a sample may lose in one check-in; smaller is more private and learns slower. A sample serves one "
-        "check-in and is dropped.",
+        "ε is what may be lost; smaller is more private and learns slower. A sample serves one check-in and is "
+        "dropped, unless you say otherwise below.",
         (
+            Field(
+                "privacy.unit",
+                "Who is protected",
+                "Any one sample of a device, or the device as a whole with all that it ever gives.",
+                "choice",
+                (("sample", "each sample"), ("device", "each device, whole")),
+                "sample",
+                **_LOCAL,
+            ),
             Field(
                 "privacy.mechanism",
                 "Noise",
@@ -126,12 +166,15 @@ SECTIONS: tuple[Section, ...] = (
                 (("discrete-gaussian", "discrete Gaussian"), ("discrete-laplace", "discrete Laplace")),
                 "discrete-gaussian",
             ),
-            Field("privacy.epsilon.gradient", "ε of the gradient", "How the model should change. Most of the budget "
-                  "belongs here; around 1 protects well.", "number", default="0.9"),
+            Field("privacy.epsilon.gradient", "ε of the gradient", "How the model should change, in one check-in. Most "
+                  "of the budget belongs here; around 1 protects well.", "number", default="0.9", **_SGD),
             Field("privacy.epsilon.errors", "ε of the error count", "Lets everybody see how well the model does. "
-                  "Empty: it does not leave.", "number", default="0.05", optional=True),
+                  "Empty: it does not leave.", "number", default="0.05", optional=True, **_SGD),
             Field("privacy.epsilon.labels", "ε of the label counts", "Shows how common each class is. Empty: they do "
-                  "not leave.", "number", default="0.05", optional=True),
+                  "not leave.", "number", default="0.05", optional=True, **_SGD),
+            Field("privacy.epsilon.update", "ε of the update", "Where a device's own steps lead. What is paid in all: "
+                  "by a sample for the check-ins that use it, by a device for all that its budget allows.",
+                  "number", default="1.0", **_LOCAL),
             Field("privacy.delta", "δ", "The chance that the guarantee fails; far below one over all samples.",
                   "number", default="1e-6"),
             Field("privacy.budget.epsilon", "Budget: ε of a sample", "The most that any one sample may lose to this "
@@ -144,14 +187,33 @@ SECTIONS: tuple[Section, ...] = (
         "Learning",
         "How samples become check-ins, and how the server moves.",
         (
+            Field(
+                "protocol.kind",
+                "Protocol",
+                "A device sends one noisy gradient, or takes several steps of its own and sends where they lead.",
+                "choice",
+                (("sgd", "single gradients (sgd)"), ("local_updates", "local steps (local_updates)")),
+                "sgd",
+            ),
             Field("protocol.batch", "Samples in a check-in", "More of them drown the noise better; devices come less "
                   "often.", "number", default="20", whole=True),
+            Field("protocol.clip", "Clip of a gradient", "Longer ones are shrunk to it, and the noise with them. "
+                  "Empty: the model's own bound. A network has none, and needs a clip, such as 1.", "number",
+                  optional=True),
+            Field("protocol.local_steps", "Local steps", "Of a device, between two check-ins.", "number", default="5",
+                  whole=True, **_LOCAL),
+            Field("protocol.minibatch", "Samples in a step", "A divisor of the samples in a check-in. Empty: all of "
+                  "them.", "number", optional=True, whole=True, **_LOCAL),
+            Field("protocol.rate.c", "Rate of a step c", "How far a device's own step goes. Too long ones end the "
+                  "task: the last good weights stay.", "number", default="0.5", **_LOCAL),
+            Field("protocol.server_batch", "Check-ins in a round", "The server averages so many, then publishes.",
+                  "number", default="10", whole=True, **_LOCAL),
             Field("protocol.step.c", "Step size c", "Empty: taken from the noise and the bound alone, so that no data "
-                  "is looked at. That is what the shipped tasks do.", "number", optional=True),
-            Field("stop.steps", "Stop after check-ins", "Over all devices. Empty: it goes on until you stop it.",
-                  "number", default="20000", optional=True, whole=True),
+                  "is looked at. That is what the shipped tasks do.", "number", optional=True, **_SGD),
+            Field("stop.steps", "Stop after check-ins", "Over all devices; of local steps, after so many rounds. "
+                  "Empty: it goes on until you stop it.", "number", default="20000", optional=True, whole=True),
             Field("stop.error", "Stop at an error rate of", "On the crowd's noisy count, such as 0.05. Empty: never.",
-                  "number", optional=True),
+                  "number", optional=True, **_SGD),
         ),
     ),
     Section(
@@ -160,8 +222,40 @@ SECTIONS: tuple[Section, ...] = (
         (
             Field("protocol.buffer", "Samples that wait at most", "On a device that is away. Empty: ten batches.",
                   "number", optional=True, whole=True),
+            Field("privacy.uses", "Check-ins that a sample serves", "For one price in all. Empty: one.", "number",
+                  optional=True, whole=True),
+            Field("protocol.update_clip", "Clip of an update", "Of all that a device gives in a check-in: its price "
+                  "where the device is protected. Empty: what its steps can reach.", "number", optional=True, **_LOCAL),
+            Field(
+                "protocol.rate.schedule",
+                "Rate schedule",
+                "How a device's steps fall with the rounds t.",
+                "choice",
+                (("constant", "constant"), ("1/sqrt(t)", "c / √t"), ("1/t", "c / t"), ("adagrad", "AdaGrad"),
+                 ("rmsprop", "RMSprop")),
+                "constant",
+                **_LOCAL,
+            ),
+            Field(
+                "protocol.stale",
+                "A check-in of an old round",
+                "Refused as in the paper, or taken with less weight the older it is.",
+                "choice",
+                (("refuse", "refused"), ("weigh", "weighed by its age")),
+                "refuse",
+                **_LOCAL,
+            ),
+            Field(
+                "protocol.optimiser",
+                "What the server does with a round",
+                "It works on what was blurred already, so devices do not notice.",
+                "choice",
+                (("average", "average"), ("momentum", "momentum"), ("adam", "Adam")),
+                "average",
+                **_LOCAL,
+            ),
             Field("protocol.held_out", "Held-out samples", "The first so many of a batch test the model and do not "
-                  "train it.", "number", optional=True, whole=True),
+                  "train it.", "number", optional=True, whole=True, **_SGD),
             Field(
                 "protocol.step.schedule",
                 "Step schedule",
@@ -169,11 +263,10 @@ SECTIONS: tuple[Section, ...] = (
                 "choice",
                 (("1/sqrt(t)", "c / √t"), ("1/t", "c / t"), ("constant", "constant")),
                 "1/sqrt(t)",
+                **_SGD,
             ),
             Field("protocol.radius", "Radius of the weights", "They are kept in a ball of this radius.", "number",
-                  default="200.0"),
-            Field("protocol.clip", "Clip of a gradient", "Longer ones are shrunk to it, and the noise with them. "
-                  "Empty: the model's own bound.", "number", optional=True),
+                  default="200.0", **_SGD),
             Field(
                 "protocol.update",
                 "Update",
@@ -182,6 +275,7 @@ SECTIONS: tuple[Section, ...] = (
                 (("sgd", "plain step"), ("average", "plain step, averaged weights"), ("adagrad", "AdaGrad"),
                  ("rmsprop", "RMSprop")),
                 "sgd",
+                **_SGD,
             ),
         ),
         folded=True,
@@ -202,6 +296,8 @@ def field_of(sentence: str) -> str | None:
     named = [key for key in FIELDS if "." in key and re.search(rf"\b{re.escape(key)}(?![\w])", plain)]
     if found := at_start or named:
         return max(found, key=len)
+    if (setting := re.match(r"model '[\w-]+': (\w+) =", plain)) and f"model.{setting[1]}" in FIELDS:
+        return f"model.{setting[1]}"
     prefix = re.match(r"([a-z_]+(?:\.[a-z_]+)*) (?:=|is)", plain)
     inner = [key for key in FIELDS if prefix and key.startswith(f"{prefix[1]}.")]
     return inner[0] if inner else "model.kind" if plain.startswith("model ") else None
@@ -213,8 +309,10 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     found: dict[str, Any] = {}
     for key, field in FIELDS.items():
         given = values.get(key, "").replace("\r\n", "\n").strip()
+        if not applies(field, values):
+            continue
         if not given:
-            if (not field.optional and field.kind in ("number", "choice")) or key == "name":
+            if (not field.optional and field.kind in ("number", "numbers", "choice")) or key == "name":
                 flaws[key] = "Fill this in."
             continue
         if field.kind == "number":
@@ -223,18 +321,47 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
                 flaws[key] = f"{given[:40]!r} is no {'whole ' if field.whole else ''}number."
                 continue
             _put(found, key, plain if field.whole else _exact(plain))
+        elif field.kind == "numbers":
+            parts = re.split(r"[\s,]+", given.strip("[] "))
+            if not all(part.isdecimal() and len(part) < 10 for part in parts):
+                flaws[key] = f"{given[:40]!r} is no list of whole numbers, such as 75, 75."
+                continue
+            _put(found, key, f"[{', '.join(str(int(part)) for part in parts)}]")
         elif field.kind == "lines":
             _put(found, key, "[" + ", ".join(_quoted(line.strip()) for line in given.split("\n") if line.strip()) + "]")
         elif field.kind == "choice" and given not in dict(field.choices):
             flaws[key] = "Choose one of the list."
         else:
             _put(found, key, _quoted(given))
-    found.setdefault("protocol", {})["kind"] = '"sgd"'
-    if "c" not in found["protocol"].get("step", {}):
+    if _chosen(values, "protocol.kind") == "sgd" and "c" not in found.setdefault("protocol", {}).get("step", {}):
         found["protocol"].setdefault("step", {})["c"] = "1.0"
         if not flaws:
             found["protocol"]["step"]["c"] = _suggested(_toml(found))
     return _toml(found), flaws
+
+
+def applies(field: Field, values: Mapping[str, str]) -> bool:
+    """Whether the field belongs to what was chosen."""
+    return field.when is None or _chosen(values, field.when[0]) == field.when[1]
+
+
+def _chosen(values: Mapping[str, str], key: str) -> str:
+    return values.get(key, "").strip() or FIELDS[key].default
+
+
+def says_all_of(task: Task) -> bool:
+    """Whether the form has a field for everything that the task says."""
+    known = {*FIELDS, "model.seed"} if task.model.get("seed", 1) == 1 else set(FIELDS)
+
+    def said(where: str, table: Mapping[str, Any]) -> bool:
+        return all(
+            said(f"{where}.{key}", value) if isinstance(value, Mapping) else f"{where}.{key}" in known
+            for key, value in table.items()
+        )
+
+    kinds = dict(FIELDS["protocol.kind"].choices), dict(FIELDS["model.kind"].choices)
+    chosen = str(task.protocol["kind"]) in kinds[0] and str(task.model["kind"]) in kinds[1]
+    return task.masking is None and chosen and said("protocol", task.protocol) and said("model", task.model)
 
 
 def flaws_of(values: Mapping[str, str]) -> dict[str, str]:
@@ -263,7 +390,8 @@ def _suiting(key: str, values: Mapping[str, str]) -> str:
     """A value with which a field is no reason to refuse the others."""
     is_number = values.get("labels.kind") == "number"
     known = {"name": "task", "title": "A task", "labels.classes": "" if is_number else "a\nb",
-             "labels.bound": "1" if is_number else "", "model.kind": "linear" if is_number else "softmax"}  # fmt: skip
+             "labels.bound": "1" if is_number else "", "model.kind": "linear" if is_number else "softmax",
+             "protocol.clip": "1" if values.get("model.kind") == "mlp" else ""}  # fmt: skip
     return known.get(key, FIELDS[key].default)
 
 
@@ -329,6 +457,8 @@ def values_of(task: Task) -> dict[str, str]:
             values[key] = field.default if not field.optional and key != "name" else ""
         elif field.kind == "lines":
             values[key] = "\n".join(found)
+        elif field.kind == "numbers":
+            values[key] = ", ".join(map(str, found))
         else:
             values[key] = f"{float(found):.12g}" if isinstance(found, (Fraction, float)) else str(found)
     if task.labels.kind == "class":

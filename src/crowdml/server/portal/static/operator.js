@@ -29,6 +29,19 @@ async function follow(/** @type {HTMLElement} */ part) {
   }
 }
 
+/** Of a form, show the fields that belong to what is chosen. Without this all of them are there, and say what for. */
+function choose(/** @type {HTMLFormElement} */ form) {
+  for (const field of form.querySelectorAll("[data-when]")) {
+    const { when, is } = /** @type {HTMLElement} */ (field).dataset;
+    const choice = form.elements.namedItem(when ?? "");
+    /** @type {HTMLElement} */ (field).hidden = choice instanceof HTMLSelectElement && choice.value !== is;
+  }
+}
+
 document.documentElement.classList.add("scripted");
+for (const form of document.querySelectorAll("form.task-form")) {
+  choose(/** @type {HTMLFormElement} */ (form));
+  form.addEventListener("change", () => choose(/** @type {HTMLFormElement} */ (form)));
+}
 for (const part of document.querySelectorAll("[data-refresh]")) follow(/** @type {HTMLElement} */ (part));
 for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => print());
