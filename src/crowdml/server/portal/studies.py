@@ -159,6 +159,8 @@ class Study:
         """Which rule ended it, by its name in the catalogue: a protocol gives its reason to operators, in English."""
         if self.reason is None:
             return "plainly"
+        if "no longer finite" in self.reason:
+            return "diverged"
         stop = self.task.stop
         if stop.steps is not None and self.reason.startswith(f"{stop.steps} "):
             return "steps"
