@@ -192,8 +192,6 @@ def test_the_proof_sees_a_check_in_that_is_lost_and_one_that_is_counted_twice(tm
     from crowdml.wire.receipts import open_receipt
     from crowdml.wire.statements import Statement
 
-    pytest.importorskip("sklearn")
-    stage = set_stage("demo", find_task("demo"), 10, 1)
     server, device, now = Key.generate(), Key.generate(), "2026-01-01T00:00:00+00:00"
     task = settled(find_task("digits"))  # its check-ins stand alone, so that one is enough
     with Store(tmp_path / "server.sqlite") as store:
@@ -212,15 +210,15 @@ def test_the_proof_sees_a_check_in_that_is_lost_and_one_that_is_counted_twice(tm
         ((status, receipt),) = runner.accept([open_signed(data)])  # pyright: ignore[reportAssignmentType]
         published = runner.offer.body
     assert status == 202
-    good, shown = open_receipt(receipt), replace(stage, task=task)
+    good = open_receipt(receipt)
     rest = (server.public, published, tmp_path / "transcript")
-    proof = prove(tmp_path / "server.sqlite", shown, [good], *rest)
+    proof = prove(tmp_path / "server.sqlite", task, [good], *rest)
     assert proof.holds
     assert (proof.journalled, proof.acknowledged) == (1, 1)
     for forged in (replace(good, index=2), replace(good, hash=b"x" * 32), replace(good, seq=2)):
-        broken = prove(tmp_path / "server.sqlite", shown, [good, forged], *rest)
+        broken = prove(tmp_path / "server.sqlite", task, [good, forged], *rest)
         assert (broken.lost, broken.unsigned, broken.holds) == (1, 1, False)
-    assert not prove(tmp_path / "server.sqlite", shown, [good], rest[0], published + b"x", *rest[2:]).same_bits
+    assert not prove(tmp_path / "server.sqlite", task, [good], rest[0], published + b"x", *rest[2:]).same_bits
 
 
 def test_a_server_that_cannot_start_is_one_sentence_with_its_last_words(tmp_path: Path) -> None:
@@ -235,3 +233,55 @@ def test_a_server_that_cannot_start_is_one_sentence_with_its_last_words(tmp_path
             asyncio.run(server.start())
     server.stop()
     assert server.process is None
+
+
+@pytest.mark.slow
+def test_a_city_of_processes_goes_on_when_two_are_killed_and_one_comes_back(tmp_path: Path) -> None:
+    found, said = run(tmp_path, "--task", "traffic", "--devices", "6", "--seconds", "4")
+    assert list(found)[: len(KEYS)] == KEYS
+    assert (found["devices"], found["devices_killed"], found["devices_back"]) == (6, 2, 1)
+    assert (found["lost"], found["counted_twice"], found["unsigned"], found["same_bits"]) == (0, 0, 0, True)
+    assert 4 * 20 <= found["check_ins"] <= 6 * 20
+    assert 0 <= found["check_ins"] - found["acknowledged"] <= 1  # who is gone may have died before its last receipt
+    assert (found["epsilon_sample"], found["epsilon_device"]) == (1, 20 * 32)
+    assert found["letters"] > 4 * 3 * 10
+    assert sum(each["share"] for each in found["labels"]) == pytest.approx(1, abs=0.2)
+    assert "is back, on the same folder" in said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["demo.png"], "nothing else stays behind"
+
+
+def test_a_city_has_the_first_places_of_its_task_and_readings_for_so_many_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from crowdml.demo.city import set_scene
+
+    monkeypatch.setattr("crowdml.demo.city.locate", lambda file: None)  # as where nobody has the data
+    task = find_task("traffic")
+    scene = set_scene(task, 12, 1)
+    assert scene.task.places == task.places[:12]
+    assert scene.values.shape == (12, 20 * 32 + 5)
+    assert scene.data == "made up"
+    for devices in (3, 107):
+        with pytest.raises(DataError, match="has 106 places, and each device learns from 3 others"):
+            set_scene(task, devices, 1)
+
+
+def test_the_terminals_of_a_city_fit_a_narrow_screen() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from crowdml.cli.demo_city import terminals
+    from crowdml.demo.city import Sight
+
+    line = "next: 150 and more (3 of 4 votes) · right 76% of 416 so far · heard 12 letters, 3.46 kB"
+    shown = Console(file=StringIO(), width=80)
+    name = "Offramp Eastern Fwy E of Bulleen Rd"
+    shown.print(terminals([Sight(name, "at work", line), Sight(name, "killed with -9", line), Sight(name, "starting")]))
+    assert isinstance(shown.file, StringIO)
+    lines = [text.rstrip() for text in shown.file.getvalue().splitlines() if text.strip()]
+    assert [text.split("…   ")[1] for text in lines] == [
+        "next: 150 and more (3 of 4 votes)    right 76%",
+        "killed with -9",
+        "starting",
+    ]

@@ -1,4 +1,4 @@
-"""The plots of `demo` and `simulate`: accuracy over check-ins, both totals in the title."""
+"""The plots of `demo` and `simulate`: accuracy over check-ins, both totals in the title; and of a city, by place."""
 
 from __future__ import annotations
 
@@ -51,4 +51,30 @@ def draw(path: Path, heading: str, curves: list[Curve]) -> None:
         axes.grid(color="#E4E4E4", lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(0, -0.14), ncol=2)
+    figure.savefig(path, dpi=140)
+
+
+def draw_city(
+    path: Path, heading: str, scores: list[tuple[str, float]], shares: list[tuple[str, float, float]]
+) -> None:
+    """How often each device was right, by place; and the crowd's share of each class, with how far noise takes it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.2, max(3.4, 1.6 + 0.26 * len(scores))), layout="constrained")
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    counted, off = [(name, share) for name, share, _ in shares], [each[2] for each in shares]
+    for axes, rows, reach, title in (
+        (left, scores, None, "predicted right, before it came: what only its owner sees"),
+        (right, counted, off, "how often, by noisy counts, with 95 %"),
+    ):
+        names, values = [name for name, _ in rows], [value for _, value in rows]
+        axes.barh(names, values, xerr=reach, color=COLOURS[0], height=0.62, error_kw={"ecolor": INK, "capsize": 3})
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=10.5, color=INK)
+        axes.set_xlim(0, 1 if reach is None else None)
+        axes.grid(axis="x", color="#E4E4E4", lw=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=8.5)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=140)

@@ -20,7 +20,8 @@ from crowdml.errors import CrowdmlError
 
 if TYPE_CHECKING:
     from crowdml.demo.compare import Comparison, Simulated
-    from crowdml.demo.loop import Crowd, Outcome, View
+    from crowdml.demo.loop import Login, Outcome, View
+    from crowdml.demo.process import ServerProcess
 
 WHY = {
     "demo": (
@@ -43,31 +44,34 @@ WHY = {
 class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """The demo's server broke its promise."""
 
+    def __init__(self) -> None:
+        super().__init__("What was acknowledged is not what was counted: see the table above. Please report this.")
+
 
 @click.command(short_help="Watch the whole loop on this machine.")
 @click.option("--keep", is_flag=True, help="Go on serving until Ctrl-C, and show an operator's login.")
 @click.option(
     "--task",
     "name",
-    type=click.Choice(["demo", "admm-adult", "gram-mnist"]),
+    type=click.Choice(["demo", "admm-adult", "gram-mnist", "traffic"]),
     default="demo",
     show_default=True,
-    help="What the crowd learns: ten digits; incomes of people; MNIST in one slow round. The last two need their data.",
+    help="What the crowd learns: ten digits; incomes of people; MNIST in one slow round (these two need their data); "
+    "or what comes next on twelve roads, from each other.",
 )
 @click.option(
     "--devices",
     type=click.IntRange(6, 10_000),
     metavar="N",
     default=None,
-    help="How many devices, with cohorts in proportion.  [default: 100; 1000 for gram-mnist]",
+    help="How many devices, with cohorts in proportion.  [default: 100; 1000 for gram-mnist, 12 for traffic]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600),
     metavar="S",
-    default=6.0,
-    show_default=True,
-    help="How long the devices take to sense their samples.",
+    default=None,
+    help="How long the devices take to sense their samples.  [default: 6; 30 for traffic]",
 )
 @click.option(
     "--trials",
@@ -86,7 +90,7 @@ def demo(
     keep: bool,
     name: str,
     devices: int | None,
-    seconds: float,
+    seconds: float | None,
     trials: int,
     seed: int,
     plot_path: str,
@@ -100,6 +104,11 @@ def demo(
     report = Report(json_path, plot_path)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # then too the server and folder go
     began = time.perf_counter()
+    if name == "traffic":
+        from crowdml.cli.demo_city import demo_city
+
+        demo_city(report, find_task(name), devices or 12, 30.0 if seconds is None else seconds, seed, keep=keep)
+        return
     stage = set_stage(name, find_task(name), devices, seed)
     report.aside.print(
         f"A server, and {stage.devices:,} devices with {stage.each} {stage.what} each, which stay there. The server "
@@ -107,7 +116,7 @@ def demo(
         soft_wrap=True,
     )
     with tempfile.TemporaryDirectory(prefix="crowdml-demo-", ignore_cleanup_errors=True) as folder:
-        crowd = Crowd(Path(folder), stage, seconds, seed)
+        crowd = Crowd(Path(folder), stage, 6.0 if seconds is None else seconds, seed)
         try:
             with comparing(stage, seed, trials) as compared:
                 with _shown(report) as (crowd.show, crowd.say):
@@ -118,9 +127,9 @@ def demo(
             report.plotted(lambda path: _plot(path, outcome, beside))
             report.finish(_result(outcome, beside, seed, time.perf_counter() - began))
             if not outcome.proof.holds:
-                raise NotKept("What was acknowledged is not what was counted: see the table above. Please report this.")
+                raise NotKept
             if keep:
-                _keep(report, crowd)
+                keep_serving(report, crowd.server, crowd.login)
         finally:
             crowd.stop()
 
@@ -210,14 +219,14 @@ def _beside(bar: Any, grid: Any, share: float, text: str) -> Any:
     return line
 
 
-def _keep(report: Report, crowd: Crowd) -> None:
+def keep_serving(report: Report, server: ServerProcess, login: Login) -> None:
     """Serve on until an interrupt, which is how it is meant to end."""
-    report.line(f"The server goes on at {crowd.server.url}/ until Ctrl-C; then everything of this run is erased.")
-    report.line(f"Operator: {crowd.server.url}/operator  name {crowd.login.name}, password {crowd.login.password}")
+    report.line(f"The server goes on at {server.url}/ until Ctrl-C; then everything of this run is erased.")
+    report.line(f"Operator: {server.url}/operator  name {login.name}, password {login.password}")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(0.5)
-            crowd.server.check()
+            server.check()
 
 
 # --- in the end ---

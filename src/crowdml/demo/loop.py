@@ -371,11 +371,12 @@ class Crowd:
             ]
         return prove(
             self.database,
-            self.stage,
+            self.task,
             receipts,
             bytes.fromhex(server.key),
             published,
             self.folder / "transcript",
+            self.stage.accuracy,
         )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from crowdml.demo.stages import Stage
 from crowdml.server.runner import Fold
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.storage.server import Store
+from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.receipts import Receipt
 
@@ -36,7 +37,7 @@ class Proof:
     cohort: int
     """Devices in the cohorts of those sums."""
     accuracy: tuple[float, ...]
-    """On samples that no device holds, before any cohort was added up, after the first, and so on."""
+    """On samples that no device holds, before any cohort was added up, after the first, and so on; or nothing."""
 
     @property
     def holds(self) -> bool:
@@ -45,14 +46,14 @@ class Proof:
 
 def prove(
     database: Path,
-    stage: Stage,
+    task: Task,
     receipts: Sequence[Receipt],
     server_key: bytes,
     published: bytes,
     transcript: Path,
+    accuracy: Callable[[Any], float] | None = None,
 ) -> Proof:
     """Hold the three against one another. The chain of hashes over the journal is verified on the way."""
-    task = stage.task
     with Store(database) as store:
         store.verify_chain(task.hash)
         whole = [(entry.device, entry.seq, entry.hash, entry.index) for entry in store.entries(task.hash)]
@@ -72,7 +73,7 @@ def prove(
         sha256=again.hash,
         survivors=sum(row.survived for row in summed),
         cohort=sum(row.devices for row in summed),
-        accuracy=tuple(_curve(stage, list(totals.values()))),
+        accuracy=() if accuracy is None else tuple(_curve(task, accuracy, list(totals.values()))),
     )
 
 
@@ -80,11 +81,11 @@ def _beyond_first(things: Iterable[tuple[str, int]]) -> int:
     return sum(count - 1 for count in Counter(things).values())
 
 
-def _curve(stage: Stage, bodies: Sequence[bytes]) -> list[float]:
-    fold = Fold(stage.task)
-    found = [stage.accuracy(fold.weights)]
+def _curve(task: Task, accuracy: Callable[[Any], float], bodies: Sequence[bytes]) -> list[float]:
+    fold = Fold(task)
+    found = [accuracy(fold.weights)]
     for data in bodies:
         envelope = open_signed(data).envelope
         fold.apply(fold.read(envelope.kind, envelope.body), envelope.sender)
-        found.append(stage.accuracy(fold.weights))
+        found.append(accuracy(fold.weights))
     return found
