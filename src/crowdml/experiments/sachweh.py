@@ -421,7 +421,7 @@ def published_series(
             ink=INK["llp"],
         ),
         line(f"p-llp-as-published{end}", "p-LLP normalised once", published_label(case, epsilon), "published"),
-        line(f"p-llp-in-loop{end}", "p-LLP as printed, normalised in the loop (ε = ∞)", nothing, "in-loop"),
+        line(f"p-llp-in-loop{end}", "p-LLP as printed, in the loop (ε = ∞)", nothing, "in-loop"),
         line(f"p-llp-cv{end}", "p-LLP ours, noise anew in each fold", fresh, "p-llp"),
         flat(f"knn-cv{end}", "kNN, central", "knn"),
         flat(f"majority-cv{end}", "most frequent class", "majority"),
