@@ -113,10 +113,13 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
                          "closed": each.closed, "check_ins": check_ins, "devices": devices,
                          "validation": None if seen is None else seen.plain()})  # fmt: skip
             whom = "those who joined" if each.closed else "anyone"
-            figure = "" if seen is None else seen.short()
+            figure = "" if seen is None else seen.short(open_=False)
             table.add_row(each.name, each.hash.hex()[:12], each.state, whom, f"{check_ins:,}", f"{devices:,}", figure)
-            said += [] if not why else [f"{each.name} is stopped: {why}."]
-            said += [] if seen is None else [f"{each.name} on {seen.found.terms.name}: {seen.promise()} {seen.said()}"]
+            if why:
+                said.append(f"{each.name} is stopped: {why}.")
+            if seen is not None:
+                stands = seen.said(stopped=each.state == "stopped")
+                said.append(f"{each.name} on {seen.found.terms.name}: {seen.text()}. {seen.promise()} {stands}")
     report.print(table)
     for line in said:
         report.print(line)

@@ -347,8 +347,10 @@ class Watched:
             return "spent"
         return "last" if self.found.left == 1 else "looks"
 
-    def said(self) -> str:
-        """How it stands, for operators: a sentence."""
+    def said(self, *, stopped: bool = False) -> str:
+        """How it stands, for operators: a sentence. `stopped`: the task is."""
+        if stopped and self.state in ("looks", "last"):
+            return "The task is stopped, and its last version was looked at or soon is."
         return {
             "halted": "Nobody looks: the server was restored from a backup, and its ledger lacks the looks since then.",
             "spent": "Nobody looks any more: the budget is spent.",
@@ -356,14 +358,15 @@ class Watched:
             "looks": "The server goes on looking.",
         }[self.state]
 
-    def short(self) -> str:
+    def short(self, *, open_: bool = True) -> str:
         """The last figure, with what the noise leaves open."""
         if self.last is None:
             return "no look yet"
         figure = self.last.figure
         times, form = (100, ".1f") if self.measure == "accuracy" else (1, ".4g")
-        open_ = f" ± {times * (figure.high - figure.low) / 2:{form}}" if self.found.terms.epsilon is not None else ""
-        return f"{times * figure.value:{form}}{open_}{' %' if times == 100 else ''}"
+        reach = times * (figure.high - figure.low) / 2
+        noise = f" ± {reach:{form}}" if open_ and self.found.terms.epsilon is not None else ""
+        return f"{times * figure.value:{form}}{noise}{' %' if times == 100 else ''}"
 
     def text(self) -> str:
         """The same, and of which version it is."""

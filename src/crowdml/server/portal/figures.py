@@ -288,6 +288,7 @@ def draw(name: str, figures: Figures, said: Words, theme: str, kind: str) -> byt
         with mpl.rc_context(settings):
             figure = Figure(figsize=_size(name, figures), layout="constrained")
             axes = figure.add_subplot()
+            axes.set_facecolor("none")  # of the page, which may be dark
             axes.grid(visible=True, linewidth=0.8)
             axes.spines[["top", "right", "left"]].set_visible(False)
             axes.tick_params(length=0)

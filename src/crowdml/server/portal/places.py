@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from math import cos, radians
 from statistics import median
 
+import numpy as np
 from markupsafe import Markup
 
 from crowdml.server.hub import Hub
@@ -23,8 +25,8 @@ PATIENCE = 30.0
 """Seconds by which a letter may be older than the newest one, whatever the others do."""
 OFTEN = 4.0
 """Times as old as in the middle, beyond which a letter is old."""
-MOST_LINKED, MOST_NAMED = 80, 1_000
-"""Places on a map that shows who writes to whom; and one whose dots say their names."""
+MOST_LINKED, MOST_NAMED, MOST_MOVED = 80, 1_000, 200
+"""Places on a map that shows who writes to whom; one whose dots say their names; one whose dots make room."""
 WIDE, HIGH, EDGE = 640.0, 420.0, 14.0
 
 
@@ -99,10 +101,11 @@ def _state(place: PlaceFigures, age: float | None, late: float) -> str:
 def place_map(places: Places, title: str, states: dict[str, str]) -> Markup:
     """Dots where the places are, north above: filled for those that are alive, a ring for silent ones, small for free.
 
-    Longitudes are drawn as wide as they are in the middle of the map.
+    Longitudes are drawn as wide as they are in the middle of the map. Dots that would cover each other stand side by
+    side: those of one junction are a few metres apart.
     """
-    at = _spots([(row.figures.lat, row.figures.lon) for row in places.rows])
-    size = 7.0 if len(at) <= 40 else 5.0 if len(at) <= 300 else 3.0
+    size = 7.0 if len(places.rows) <= 40 else 5.0 if len(places.rows) <= 300 else 3.0
+    at = _side_by_side(_spots([(row.figures.lat, row.figures.lon) for row in places.rows]), 2 * size + 2)
     named = len(at) <= MOST_NAMED
     lines = Markup("").join(
         Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(*at[one], *at[other])
@@ -124,7 +127,7 @@ def place_map(places: Places, title: str, states: dict[str, str]) -> Markup:
     ).format(w=WIDE, h=high, t=title, l=lines, d=dots)
 
 
-def _spots(where: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _spots(where: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """Latitude and longitude as x and y inside the map."""
     south, north = min(lat for lat, _ in where), max(lat for lat, _ in where)
     west, east = min(lon for _, lon in where), max(lon for _, lon in where)
@@ -133,4 +136,24 @@ def _spots(where: list[tuple[float, float]]) -> list[tuple[float, float]]:
     scale = min((WIDE - 2 * EDGE) / wide if wide else 1e9, (HIGH - 2 * EDGE) / tall if tall else 1e9)
     scale = 0.0 if scale == 1e9 else scale
     left = (WIDE - wide * scale) / 2
-    return [(left + (lon - west) * narrow * scale, EDGE + (north - lat) * scale) for lat, lon in where]
+    return tuple((left + (lon - west) * narrow * scale, EDGE + (north - lat) * scale) for lat, lon in where)
+
+
+@lru_cache(maxsize=32)
+def _side_by_side(spots: tuple[tuple[float, float], ...], apart: float) -> tuple[tuple[float, float], ...]:
+    """Moved away from each other, a little at a time, where two are closer than `apart`; always in the same way."""
+    if not 1 < len(spots) <= MOST_MOVED:
+        return spots
+    at = np.array(spots)
+    turn = np.arange(len(at)) * 2.4  # radians: no two in the same direction, so that equal ones part
+    at = at + 0.01 * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    for _ in range(100):
+        between = at[:, None] - at[None]
+        far = np.hypot(between[..., 0], between[..., 1])
+        np.fill_diagonal(far, np.inf)
+        if far.min() >= apart - 0.5:
+            break
+        push = np.clip(apart - far, 0, None) / 2 / np.maximum(far, 1e-9)
+        at = at + (between * push[..., None]).sum(1) * 0.5
+        at = np.clip(at, EDGE, (WIDE - EDGE, np.inf))
+    return tuple((float(x), float(y)) for x, y in at)

@@ -117,7 +117,7 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        "Model",
+        "Model and protocol",
         "The linear ones are convex and learn from noisy gradients without tuning. A network can learn what they "
         "cannot, and needs more devices, a clip and some trying: simulate it first.",
         (
@@ -129,6 +129,14 @@ SECTIONS: tuple[Section, ...] = (
                 (("softmax", "softmax"), ("logistic", "logistic"), ("svm", "support vector machine"),
                  ("linear", "linear, for a number"), ("mlp", "neural network (multi-layer perceptron)")),
                 "softmax",
+            ),
+            Field(
+                "protocol.kind",
+                "Protocol",
+                "A device sends one noisy gradient, or takes several steps of its own and sends where they lead.",
+                "choice",
+                (("sgd", "single gradients (sgd)"), ("local_updates", "local steps (local_updates)")),
+                "sgd",
             ),
             Field("model.hidden", "Hidden layers", "Units of each layer between samples and answer, such as 75, 75.",
                   "numbers", default="16", **_NETWORK),
@@ -187,14 +195,6 @@ SECTIONS: tuple[Section, ...] = (
         "Learning",
         "How samples become check-ins, and how the server moves.",
         (
-            Field(
-                "protocol.kind",
-                "Protocol",
-                "A device sends one noisy gradient, or takes several steps of its own and sends where they lead.",
-                "choice",
-                (("sgd", "single gradients (sgd)"), ("local_updates", "local steps (local_updates)")),
-                "sgd",
-            ),
             Field("protocol.batch", "Samples in a check-in", "More of them drown the noise better; devices come less "
                   "often.", "number", default="20", whole=True),
             Field("protocol.clip", "Clip of a gradient", "Longer ones are shrunk to it, and the noise with them. "

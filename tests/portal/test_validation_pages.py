@@ -1,0 +1,84 @@
+"""Validation on the pages: the operator sees what it costs and how it stands, everybody the curve, nobody a row."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crowd import Crowd, open_crowd
+from desk import set_up
+
+from crowdml.arrays import Samples
+from crowdml.server.hub import utc_now
+from crowdml.server.validation import keep_rows
+from crowdml.storage.server.looks import Terms
+
+CHARGED = Terms("patients-of-ward-7.csv", Fraction(1, 2), Fraction(1))
+PUBLIC = Terms("shapes.csv", None, None)
+
+
+def look(crowd: Crowd, terms: Terms, seed: int) -> None:
+    """Attach rows, let a device check in, and look."""
+    draw = np.random.default_rng(seed)
+    rows = Samples(draw.normal(size=(50, 64)).astype(np.float32), draw.integers(3, size=50).astype(np.float32))
+    keep_rows(crowd.running.hub.store, crowd.task, rows, terms, utc_now())
+    crowd.check_in(crowd.devices[0] if crowd.devices else crowd.device())
+    crowd.running.run(crowd.running.hub.look())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are read again at every look at a page."""
+    monkeypatch.setattr("crowdml.server.portal.kept.FRESH", -1.0)
+
+
+def test_a_study_shows_accuracy_on_public_rows_and_says_whose_they_are(tmp_path: Path):
+    with open_crowd(tmp_path) as crowd:
+        look(crowd, PUBLIC, 1)
+        text = crowd.browser().get(crowd.path).text
+        assert "Accuracy on data of the operator&#39;s own" in text
+        assert "They belong to nobody of this study." in text
+        assert "50 rows of data that whoever runs this study brought along" in text
+        assert "shapes.csv" not in text
+        figures = json.loads(crowd.browser().get(f"{crowd.path}/figures.json").text)
+        assert figures["accuracy"]["x"] == [1]
+        assert figures["accuracy"]["low"] == figures["accuracy"]["y"]
+        assert crowd.browser().get(f"{crowd.path}/plots/accuracy.svg").status == 200
+        assert crowd.browser().get(f"{crowd.path}/plots/distance.svg").status == 404
+        german = crowd.browser("de").get(crowd.path).text
+        assert "Genauigkeit auf eigenen Daten der Verantwortlichen" in german
+        assert "Sie gehören niemandem aus dieser Studie." in german
+
+
+def test_private_rows_have_their_price_on_both_pages_and_the_operator_sees_how_it_stands(tmp_path: Path):
+    with open_crowd(tmp_path) as crowd:
+        desk, page = set_up(crowd), f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
+        assert f"crowdml task validate {crowd.task.name} FILE.csv --public" in desk.get(page).text
+        look(crowd, CHARGED, 2)
+        text = crowd.browser().get(crowd.path).text.replace("\u00a0", " ")
+        assert "at ε = 0.5 for whoever a row is about, 0.5 of at most 1 so far" in text
+        assert "One more look is allowed, and is kept for the end." in text
+        assert "ward-7" not in text
+        own = desk.get(page).text
+        assert "Rows of patients-of-ward-7.csv" in own
+        assert "Protected is one row of the operator&#39;s own data, from anyone who sees these figures" in own
+        assert "One look is left, and is kept for the end of the task." in own
+        picture = desk.get(f"{page}/accuracy.svg")
+        assert picture.status == 200
+        assert picture.headers["content-type"] == "image/svg+xml"
+        assert "/operator/login?" in crowd.browser().get(f"{page}/accuracy.svg").address
+
+
+def test_how_a_closed_study_does_is_for_its_operator_alone(tmp_path: Path):
+    with open_crowd(tmp_path) as crowd:
+        desk, page = set_up(crowd), f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
+        crowd.running.run(crowd.running.hub.set_closed(crowd.task.hash, True))
+        look(crowd, PUBLIC, 3)
+        assert desk.get(f"{page}/accuracy.svg").status == 200
+        assert "Validation</h2>" in desk.get(page).text
+        assert "Accuracy on data" not in crowd.browser().get(crowd.path).text
+        for path in ("plots/accuracy.svg", "figures.json"):
+            assert crowd.browser().get(f"{crowd.path}/{path}").status == 404
