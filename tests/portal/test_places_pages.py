@@ -21,8 +21,10 @@ from proportions_task import HISTOGRAM, ROW, histogram
 from relay_device import claim, mailbox, say
 from test_public import words_of
 
+from crowdml.cli.task import find_task
 from crowdml.server.export import export_model
-from crowdml.server.portal.places import places_of
+from crowdml.server.portal.places import PlaceRow, Places, place_map, places_of
+from crowdml.server.relay import PlaceFigures
 from crowdml.task import Task, parse
 
 CORNERS = 12
@@ -207,3 +209,18 @@ def test_a_closed_study_shows_no_places(tmp_path: Path):
         page = crowd.browser().get(f"/studies/{STREETS.hash.hex()[:12]}")
         assert page.status == 200
         assert "<circle" not in page.text
+
+
+@pytest.mark.parametrize("task", ["traffic", "one spot"])
+def test_dots_of_places_that_are_a_few_metres_apart_stand_side_by_side(task: str):
+    listed = find_task("traffic").places if task == "traffic" else [find_task("traffic").places[0]] * 12
+    figures = [PlaceFigures(n, each.name, float(each.lat), float(each.lon), True, 1, 300, None)
+               for n, each in enumerate(listed)]  # fmt: skip
+    drawn = place_map(Places(tuple(PlaceRow(each, "alive", 3) for each in figures), ()), "map", {"alive": "alive"})
+    found = re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="([\d.]+)"', drawn)
+    at = np.array([(float(x), float(y)) for x, y, _ in found])
+    far = np.hypot(*(at[:, None] - at[None]).transpose(2, 0, 1)) + np.diag([np.inf] * len(at))
+    assert far.min() >= 2 * float(found[0][2])
+    wide, high = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)[0])
+    assert at.min() > 0
+    assert (at.max(0) < (wide, high)).all()
