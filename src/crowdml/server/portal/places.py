@@ -21,7 +21,7 @@ from crowdml.task import Task
 
 __all__ = ["PlaceRow", "Places", "place_map", "places_of"]
 
-PATIENCE = 30.0
+PATIENCE = 10.0
 """Seconds by which a letter may be older than the newest one, whatever the others do."""
 OFTEN = 4.0
 """Times as old as in the middle, beyond which a letter is old."""
