@@ -165,11 +165,9 @@ def test_noise_is_added_after_clipping(kind):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_entry_that_is_not_finite_counts_as_zero(bad):
+def test_a_row_with_an_entry_that_is_not_finite_counts_as_zero(bad):
     rows = np.array([[bad, 0.25, 0.0], [0.5, 0.0, 0.0]])
-    assert GRID.sum(rows, norm="l2", clip=CLIP).tolist() == [512, 256, 0]
-    rows = np.array([[bad, 1e6, 0.0]])  # the others are clipped as if it were not there
-    assert GRID.sum(rows, norm="l2", clip=CLIP).tolist() == [0, CLIP, 0]
+    assert GRID.sum(rows, norm="l2", clip=CLIP).tolist() == [512, 0, 0]
 
 
 def test_no_gradient_is_longer_than_its_bound():

@@ -24,7 +24,8 @@ def compiled(step, norm, clip):
 
 
 def total(engine, rows, norm, clip, step=Fraction(1, 16)):
-    rows = np.asarray(rows, np.float32)
+    rows = np.asarray(rows)
+    rows = rows if rows.dtype.kind == "i" else rows.astype(np.float32)
     found = compiled(step, norm, clip)(rows) if engine == "jax" else Grid(step).sum(rows, norm=norm, clip=clip)
     assert found.dtype == np.int32
     return np.asarray(found).astype(np.int64)
@@ -137,10 +138,17 @@ def test_numpy_and_jax_agree_to_one_step_an_entry_and_row(norm, rows):
 @BOTH
 @EACH
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
-def test_an_entry_that_is_no_number_counts_as_zero_and_says_nothing(engine, norm, bad):
-    rows = np.array([[1.0, bad, 2.0]], np.float32)
+def test_a_row_with_an_entry_that_is_no_number_counts_as_zero_and_says_nothing(engine, norm, bad):
+    rows = np.array([[1.0, bad, 2.0], [1.0, 3.0, 2.0]], np.float32)
     with np.errstate(all="raise"):
-        assert total(engine, rows, norm, 1000).tolist() == [16, 0, 32]
+        assert total(engine, rows, norm, 1000).tolist() == [16, 48, 32]
+
+
+@BOTH
+@EACH
+def test_counts_are_not_scaled_and_a_row_above_the_clip_counts_as_zero(engine, norm):
+    rows = np.array([[1, 0, 0], [0, 2, 0], [2**31 - 1, -(2**31), 0], [2, 2, 2]], np.int32)
+    assert total(engine, rows, norm, 2, step=Fraction(1)).tolist() == [1, 2, 0]
 
 
 @BOTH

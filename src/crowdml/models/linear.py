@@ -74,7 +74,7 @@ class Linear:
         return gradient_sum(*self._slopes(weights, samples))
 
     def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
-        return clipped_sum(*self._slopes(weights, samples), clip)
+        return clipped_sum(weights, samples.x, lambda x: self._slopes(weights, Samples(x, samples.y)), clip)
 
     def predict(self, weights: Array, x: Array) -> Array:
         return settled(score(weights, x)[1])

@@ -53,15 +53,14 @@ class Softmax:
 
     def gradients(self, weights: Array, samples: Samples) -> Array:
         x, residual = self._slopes(weights, samples)
-        usable = (residual == residual).all(-1)  # NaN alone differs from itself
-        xp = namespace(x)
-        return xp.where(usable[:, None], x, 0)[:, :, None] * xp.where(usable[:, None], residual, 0)[:, None, :]
+        usable = residual[:, 0] == residual[:, 0]  # NaN alone differs from itself, and all of a sample's are or none
+        return namespace(x).where(usable[:, None, None], x[:, :, None] * residual[:, None, :], 0)
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
         return gradient_sum(*self._slopes(weights, samples))
 
     def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
-        return clipped_sum(*self._slopes(weights, samples), clip)
+        return clipped_sum(weights, samples.x, lambda x: self._slopes(weights, Samples(x, samples.y)), clip)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
         """x [b, d], and the slope of each loss in its scores, [b, c]: NaN where a sample cannot be used."""

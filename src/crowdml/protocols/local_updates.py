@@ -194,6 +194,11 @@ class Plan:
     bound: float
     """On |x|: longer samples are brought to it where they pay by stability."""
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped one by one. A model's own bound holds by itself; the door clips the update."""
+        return self.settings.clip is not None and not self.stable
+
     @cached_property
     def c(self) -> float:
         return float(self.settings.rate.c)
@@ -597,10 +602,10 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
         given, kept, *squares = path
         at = kept * start - given
         part = Samples(held.x[number % parts], held.y[number % parts])  # minibatches take turns
-        if fixed.stable or fixed.clip == math.inf:
-            slope = model.gradient_sum(at, part) / settings.size
-        else:
+        if fixed.clips:
             slope = model.clipped_sum(at, part, fixed.clip) / settings.size
+        else:
+            slope = model.gradient_sum(at, part) / settings.size
         if adaptive:
             old, new = (1.0, 1.0) if settings.rate.schedule == "adagrad" else (0.9, 0.1)
             squares = [old * squares[0] + new * slope * slope]
