@@ -126,7 +126,7 @@ class Masking:
     floor: Fraction | None = None
 
     def __post_init__(self) -> None:
-        between("masking.cohort", self.cohort, 3, 65_536)
+        between("masking.cohort", self.cohort, 3, 2**20)
         between("masking.minimum", self.minimum, 3, self.cohort)
         between("masking.colluders", self.colluders, 0, self.minimum - 2)
         between("masking.window", self.window, 0.1, 30 * 86_400)

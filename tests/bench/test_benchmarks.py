@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from crowdml import bench
-from crowdml.bench import hand_written, noise, peers, proportions, rounds, scale, sim
+from crowdml.bench import gpu, hand_written, noise, peers, proportions, rounds, scale, sim
 from crowdml.bench.timing import Rate, bound, ratio
-from crowdml.datasets.populations import iid
+from crowdml.datasets.populations import Population, iid
 from crowdml.errors import UnknownName
 from crowdml.models import make_model
 from crowdml.privacy.laws import DiscreteLaplace
@@ -49,6 +49,31 @@ def test_rounds_prints_ours_the_scan_by_hand_and_both_ratios():
     assert [row["name"] for row in result["rows"]] == [
         "hand-written scan", "ours, plain", "ours, clipped", "ours, noisy"
     ]  # fmt: skip
+
+
+def test_gpu_runs_small_without_an_accelerator_says_so_and_holds_nobody_to_a_goal(tmp_path: Path):
+    sizes = gpu.Sizes(devices=30, cohorts=3, trials=3, check_ins=32, networks=4, rounds=1)
+    result = gpu.measure(lambda _: None, repeats=1, sizes=sizes)
+    assert {each["key"] for each in result["ratios"]} == {"million", "million-in-cohorts", "trials", "mlp"}
+    assert all(each["value"] > 0 for each in result["ratios"])
+    if jax.default_backend() == "cpu":
+        assert {each["holds"] for each in result["ratios"]} == {None}
+        assert "no accelerator" in result["work"]
+    gpu.plot(result, tmp_path / "gpu.svg")
+    assert "<svg" in (tmp_path / "gpu.svg").read_text()
+
+
+def test_the_round_of_all_written_by_hand_ends_where_ours_does():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(30, gpu.HELD, 50)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    y = rng.integers(0, 10, (30, gpu.HELD)).astype(np.int32)
+    table = np.arange(30 * gpu.HELD, dtype=np.int32).reshape(30, -1)
+    holding = Holding(x.reshape(-1, 50), y.reshape(-1), Population("iid", table, np.full(30, gpu.HELD, np.int32), 0))
+    (ours,) = cohorts.run(gpu.work(30), holding, [1], noise=False)
+    by_hand = hand_written.round_of_all(rate=1.0, clip=1.0, sigma=0.0)
+    found = by_hand(jnp.zeros((50, 10)), jnp.asarray(x), jnp.asarray(y), jnp.int32(1))
+    np.testing.assert_allclose(ours.model, found, atol=2 / 4096)  # ours is on the grid
 
 
 def test_the_rounds_written_by_hand_end_where_ours_do():

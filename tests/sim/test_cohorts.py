@@ -185,14 +185,33 @@ def test_who_meets_whom_depends_on_the_seed_and_on_no_sample():
 # The loop
 
 
-def test_sums_beyond_32_bits_are_added_in_halves():
+@pytest.mark.parametrize("apart", [16, 12])
+def test_sums_beyond_32_bits_are_added_in_two_parts(apart: int):
     rng = np.random.default_rng(1)
     each = rng.integers(-(2**31), 2**31, (500, 40)).astype(np.int32)
     exact = each.astype(np.int64).sum(0)
     assert np.abs(exact).max() > 2**31
-    high, low = cohorts._halves(jnp.asarray(each), wide=True)
-    found = np.asarray(cohorts._whole((high.sum(0), low.sum(0))))
+    high, low = cohorts._split(jnp.asarray(each), apart)
+    found = np.asarray(cohorts._whole((high.sum(0), low.sum(0)), apart))
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=65_536 * 2)
+
+
+def test_the_lower_part_of_a_sum_has_room_for_the_largest_cohort():
+    task = parse(masked_text(cohort=2**20, minimum=2**20))
+    apart = cohorts._low_bits(find(task), task)["gradient"]
+    assert apart == 12
+    assert task.masking.cohort * (2**apart - 1) < 2**32
+
+
+def test_a_cohort_of_everyone_is_read_where_it_lies_and_sums_the_same(monkeypatch: pytest.MonkeyPatch):
+    task, holding = make(devices=12, each=5, passes=3, batch=5, cohort=12, minimum=12)
+    laid = cohorts.lay_out(task, holding, SEED)
+    assert laid.in_order
+    (at_once,) = cohorts.run(task, holding, [SEED], plans=[laid])
+    monkeypatch.setattr(cohorts.Rounds, "in_order", False)
+    (gathered,) = cohorts.run(task, holding, [SEED], plans=[laid])
+    assert len(laid) == 3
+    np.testing.assert_allclose(at_once.weights, gathered.weights, rtol=1e-5)  # the same integers; the server's floats
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 6])

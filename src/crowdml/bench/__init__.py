@@ -8,7 +8,7 @@ from typing import Any
 
 from crowdml.errors import UnknownName
 
-NAMES = ("noise", "sim", "rounds", "scale", "server", "device", "secagg", "proportions")
+NAMES = ("noise", "sim", "rounds", "scale", "gpu", "server", "device", "secagg", "proportions")
 """Every benchmark; each is a module here with a function `measure`."""
 
 

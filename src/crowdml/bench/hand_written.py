@@ -141,7 +141,54 @@ def scan_of_rounds(widths: tuple[int, ...], rate: float) -> Any:
     round and over the steps of a device, layers as arrays of their own. No clipping, no guard, nothing checked. Of the
     forms that were tried this one is the fastest on a CPU (docs/performance.md).
     """
-    pairs = [*itertools.pairwise(widths)]
+    step = local_step(widths, rate)
+
+    def run(weights: Any, x: Any, y: Any, device: Any) -> Any:
+        layers = layers_of(widths, weights)
+
+        def one_round(layers: Any, cohort: Any) -> Any:
+            def one(total: Any, number: Any) -> Any:
+                moved, _ = jax.lax.scan(step, layers, (x[number], y[number]))
+                return jax.tree.map(lambda all_of, each: all_of + each * (1 / cohort.size), total, moved), None
+
+            return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, layers), cohort)[0], None
+
+        layers, _ = jax.lax.scan(one_round, layers, device)
+        return jnp.concatenate([part.reshape(-1) for layer in layers for part in layer])
+
+    return jax.jit(run)
+
+
+def rounds_side_by_side(widths: tuple[int, ...], rate: float, rounds: int) -> Any:
+    """A jitted function of weights [P], x [M, S, b, d], y [M, S, b] -> weights [P] after rounds of all M devices.
+
+    As `scan_of_rounds`, for an accelerator: the devices of a round side by side, in one `vmap`.
+    """
+    step = local_step(widths, rate)
+
+    def run(weights: Any, x: Any, y: Any) -> Any:
+        def one_round(layers: Any, _: Any) -> Any:
+            moved = jax.vmap(lambda x, y: jax.lax.scan(step, layers, (x, y))[0])(x, y)
+            return jax.tree.map(lambda each: each.mean(0), moved), None
+
+        layers, _ = jax.lax.scan(one_round, layers_of(widths, weights), length=rounds)
+        return jnp.concatenate([part.reshape(-1) for layer in layers for part in layer])
+
+    return jax.jit(run)
+
+
+def layers_of(widths: tuple[int, ...], weights: Any) -> list[tuple[Any, Any]]:
+    """Weights [P] as a matrix and biases for each layer."""
+    layers, at = [], 0
+    for into, out in itertools.pairwise(widths):
+        biases = at + into * out
+        layers.append((weights[at:biases].reshape(into, out), weights[biases : biases + out]))
+        at = biases + out
+    return layers
+
+
+def local_step(widths: tuple[int, ...], rate: float) -> Any:
+    """A step of `scan` on a minibatch: layers, (x [b, d], y [b]) -> layers."""
 
     def step(layers: Any, feed: Any) -> Any:
         x, y = feed
@@ -157,21 +204,92 @@ def scan_of_rounds(widths: tuple[int, ...], rate: float) -> Any:
             slope = jnp.where(a > 0, slope @ matrix.T, 0)  # of the features nobody asks: it is not computed
         return after[::-1], None
 
-    def run(weights: Any, x: Any, y: Any, device: Any) -> Any:
-        layers, at = [], 0
-        for into, out in pairs:
-            biases = at + into * out
-            layers.append((weights[at:biases].reshape(into, out), weights[biases : biases + out]))
-            at = biases + out
+    return step
 
-        def one_round(layers: Any, cohort: Any) -> Any:
-            def one(total: Any, number: Any) -> Any:
-                moved, _ = jax.lax.scan(step, layers, (x[number], y[number]))
-                return jax.tree.map(lambda all_of, each: all_of + each * (1 / cohort.size), total, moved), None
 
-            return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, layers), cohort)[0], None
+def round_of_all(*, rate: float, clip: float, sigma: float, classes: int = 10) -> Any:
+    """A jitted function of weights [d, c], x [M, n, d], y [M, n], round -> weights after a round of all M devices.
 
-        layers, _ = jax.lax.scan(one_round, layers, device)
-        return jnp.concatenate([part.reshape(-1) for layer in layers for part in layer])
+    A device's mean softmax gradient, brought into the l2 ball of radius `clip`, with Gaussian noise of `sigma` in
+    float32 from a hash; the mean over the crowd moves the weights. No grid, no guard, and nothing is looked up: devices
+    lie in the order in which they are taken.
+    """
+
+    def run(weights: Any, x: Any, y: Any, number: Any) -> Any:
+        devices, held = y.shape
+        scores = x @ weights
+        odds = jnp.exp(scores - scores.max(-1, keepdims=True))
+        slope = (odds / odds.sum(-1, keepdims=True) - (y[..., None] == jnp.arange(classes))) * (1 / held)
+        gradient = jnp.einsum("mnd,mnc->mdc", x, slope)
+        squares = (gradient * gradient).sum((1, 2), keepdims=True)
+        gradient = gradient * jnp.minimum(1, clip * jax.lax.rsqrt(squares))
+        return weights - rate / devices * (gradient + sigma * normal(gradient.shape, number)).sum(0)
+
+    return jax.jit(run)
+
+
+def pass_in_cohorts(*, rate: float, clip: float, sigma: float, cohorts: int, classes: int = 10) -> Any:
+    """A jitted function of weights, x [M, n, d], y [M, n] -> weights after as many rounds as there are cohorts, each of
+    which moves them: what a crowd under masks does. Written out, which was as fast as a `scan` and no slower."""
+    one = round_of_all(rate=rate, clip=clip, sigma=sigma, classes=classes)
+
+    def run(weights: Any, x: Any, y: Any) -> Any:
+        size = len(x) // cohorts
+        for number in range(cohorts):
+            some = slice(number * size, (number + 1) * size)
+            weights = one(weights, x[some], y[some], jnp.int32(number))
+        return weights
+
+    return jax.jit(run)
+
+
+def normal(shape: tuple[int, ...], stream: Any) -> Any:
+    """Gaussian noise in float32: a counter hash gives 23 bits, and the inverse of the error function the rest."""
+    word = jnp.arange(int(np.prod(shape)), dtype=jnp.uint32) * U(0x9E3779B9) ^ stream.astype(jnp.uint32) * U(0x85EBCA6B)
+    word = (word ^ (word >> U(16))) * U(0x7FEB352D)
+    word = (word ^ (word >> U(15))) * U(0x846CA68B)
+    word = word ^ (word >> U(16))
+    even = ((word >> U(9)).astype(jnp.float32) + 0.5) * (1 / 4194304.0) - 1  # within (-1, 1)
+    return (np.float32(np.sqrt(2)) * jax.lax.erf_inv(even)).reshape(shape)
+
+
+def scan_of_trials(ring: int, c: float, radius: float, scale: float, classes: int = 10, unroll: int = 4) -> Any:
+    """`scan` for T trials at once and one sample a check-in: x [n, d], y [n], rows [N, T], version [N, T] -> weights,
+    errors and label counts of each trial. The sample's row is read in the loop, from a pool that all trials share."""
+
+    def run(x: Any, y: Any, rows: Any, version: Any) -> Any:
+        count, trials = rows.shape
+        features = x.shape[1]
+        size = classes * features
+        scales = np.repeat(np.array([scale, 10.0, 20.0], np.float32), [size, 1, classes])
+        scales = np.broadcast_to(scales, (trials, scales.size)).reshape(-1)
+        everyone = jnp.arange(trials)
+
+        def step(carry: Any, feed: Any) -> Any:
+            offered, errors, labels = carry
+            row, late, t, rate = feed
+            weights = jax.lax.dynamic_index_in_dim(offered, t & (ring - 1), keepdims=False)
+            one, label = x[row], y[row]
+            read = offered[late & (ring - 1), everyone]  # [T, c, d]
+            scores = (read * one[:, None, :]).sum(-1)
+            odds = jnp.exp(scores - scores.max(-1, keepdims=True))
+            hot = label[:, None] == jnp.arange(classes)
+            gradient = (odds / odds.sum(-1, keepdims=True) - hot)[..., None] * one[:, None, :]
+            noise = laplace(t, scales).reshape(trials, -1)
+            steps = (gradient * GRID).astype(jnp.int32) + noise[:, :size].reshape(gradient.shape)
+            moved = weights - rate * (steps.astype(jnp.float32) * (1 / GRID))
+            moved = moved * jnp.minimum(1.0, radius * jax.lax.rsqrt((moved * moved).sum((1, 2), keepdims=True)))
+            errors = errors + (scores.argmax(-1) != label) + noise[:, size]
+            labels = labels + hot.astype(jnp.int32) + noise[:, size + 1 :]
+            offered = jax.lax.dynamic_update_index_in_dim(offered, moved, (t + 1) & (ring - 1), 0)
+            return (offered, errors, labels), None
+
+        zeros = jnp.zeros((trials, classes, features), jnp.float32)
+        none = jnp.zeros(trials, jnp.int32), jnp.zeros((trials, classes), jnp.int32)
+        t = jnp.arange(count, dtype=jnp.int32)
+        feed = (rows, version, t, c / jnp.sqrt(t.astype(jnp.float32) + 1))
+        start = (jnp.zeros((ring, *zeros.shape), jnp.float32), *none)
+        (offered, errors, labels), _ = jax.lax.scan(step, start, feed, unroll=unroll)
+        return jnp.swapaxes(offered[count & (ring - 1)], 1, 2), errors, labels
 
     return jax.jit(run)

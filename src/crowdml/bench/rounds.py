@@ -35,7 +35,7 @@ PEERS = (
 )
 
 
-def work(kind: str) -> Task:
+def work(kind: str, cohort: int = COHORT) -> Task:
     mechanism, clip = KINDS[kind]
     return parse(f"""
         name = "bench"
@@ -61,8 +61,8 @@ def work(kind: str) -> Task:
         epsilon = {{ update = 8.0 }}
         budget = {{ epsilon = 8.0, samples = {STEPS * BATCH * 4} }}
         [masking]
-        cohort = {COHORT}
-        minimum = {COHORT}
+        cohort = {cohort}
+        minimum = {cohort}
     """)
 
 

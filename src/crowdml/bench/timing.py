@@ -52,17 +52,17 @@ def in_turns(work: Mapping[str, Callable[[], Any]], units: Mapping[str, float], 
     return {name: Rate(units[name], tuple(walls[name]), tuple(cpus[name])) for name in work}
 
 
-def ratio(key: str, name: str, ours: Rate, limit: Rate, goal: float) -> dict[str, Any]:
+def ratio(key: str, name: str, ours: Rate, limit: Rate, goal: float | None, clock: str | None = None) -> dict[str, Any]:
     """Ours over the limit, turn by turn, and the median of that: on the clock or in CPU-seconds, whichever is steadier.
 
     Steadier is the one whose ratios differ less between turns, lowest to highest. `measure` says which it was, and
-    the other one stands beside it.
+    the other one stands beside it. `clock` chooses: an accelerator's work takes no CPU. Without a goal, nothing holds.
     """
     found = {
         "wall": _each(limit.walls, ours.walls, ours.units / limit.units),
         "cpu": _each(limit.cpus, ours.cpus, ours.units / limit.units),
     }
-    measure = min(found, key=lambda kind: max(found[kind]) / min(found[kind]))
+    measure = clock or min(found, key=lambda kind: max(found[kind]) / min(found[kind]))
     value = statistics.median(found[measure])
     return {
         "key": key,
@@ -70,7 +70,7 @@ def ratio(key: str, name: str, ours: Rate, limit: Rate, goal: float) -> dict[str
         "value": value,
         "unit": "ratio",
         "goal": goal,
-        "holds": value >= goal,
+        "holds": None if goal is None else value >= goal,
         "low": min(found[measure]),
         "high": max(found[measure]),
         "measure": measure,

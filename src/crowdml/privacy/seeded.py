@@ -27,16 +27,29 @@ TAIL_BITS = 32
 
 def stream(seed: int, device: Any, step: Any) -> Array:
     """The key of a step's noise: integers that broadcast to [...] -> uint32 [..., 2]. NumPy, a whole run at once."""
-    halves = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    each = (np.atleast_1d(np.asarray(word)).astype(np.uint32) for word in (*halves, device, step))
-    words = np.broadcast_arrays(*each)
+    shape = np.broadcast_shapes(np.shape(device), np.shape(step))
+    flat = (np.atleast_1d(np.asarray(word)) for word in (device, step))  # NumPy warns where a single word wraps round
+    return streams(halves(seed), *flat).reshape(*shape, 2)
+
+
+def halves(seed: int | list[int]) -> Array:
+    """A seed as two words, uint32 [2]; or each of several, [T, 2]."""
+    whole = np.array(seed if isinstance(seed, list) else [seed], object) & 0xFFFFFFFFFFFFFFFF
+    words = np.stack([whole & 0xFFFFFFFF, whole >> 32], -1).astype(np.uint32)
+    return words if isinstance(seed, list) else words[0]
+
+
+def streams(seeds: Array, device: Array, step: Array) -> Array:
+    """`stream` for seeds given by their halves, uint32 [..., 2], on NumPy and on JAX: all broadcast to [...]."""
+    xp = namespace(seeds, device, step)
+    words = xp.broadcast_arrays(*(each.astype(xp.uint32) for each in (seeds[..., 0], seeds[..., 1], device, step)))
     keys: list[Array] = []
     for salt in (0x243F6A88, 0x13198A2E):
-        key = np.full_like(words[0], salt)
+        key = xp.full_like(words[0], salt)
         for word in words:
             key = _mix(key ^ word)
         keys.append(key)
-    return np.stack(keys, axis=-1).reshape(*np.broadcast_shapes(np.shape(device), np.shape(step)), 2)
+    return xp.stack(keys, axis=-1)
 
 
 @dataclass

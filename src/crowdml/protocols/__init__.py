@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib import import_module
 
 from crowdml.errors import TaskError
@@ -34,8 +35,9 @@ PROTOCOLS = _Protocols()
 """Every protocol by its name in task files."""
 
 
+@lru_cache(maxsize=256)
 def find(task: Task) -> Protocol:
-    """The protocol that this task asks for, after it has checked the task."""
+    """The protocol that this task asks for, after it has checked the task: once, for that takes milliseconds."""
     kind = task.protocol["kind"]
     if kind not in PROTOCOLS:
         raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.")

@@ -15,9 +15,10 @@ from crowdml.secagg import ring
 from crowdml.secagg.graph import COMPLETE, Plan, plan
 from crowdml.task import Task
 
-__all__ = ["MOST_DEVICES", "Field", "Terms", "terms_of"]
+__all__ = ["MOST_DEVICES", "Field", "Terms", "fields_of", "terms_of"]
 
 MOST_DEVICES = 65_536
+"""Of a cohort whose masks are real: each device reads a list of all. A simulated one has none, and may be larger."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,14 @@ class Terms:
 
 
 def terms_of(task: Task, table: Mapping[str, Any]) -> Terms:
-    """The terms of a masked task: one field for each row of the protocol's table that the aggregate alone may see.
+    """The terms of a masked task."""
+    fields, masking = fields_of(task, table), task.masking
+    assert masking is not None
+    return Terms(task.hash, fields, masking.minimum, masking.cohort, masking.minimum, masking.colluders)
+
+
+def fields_of(task: Task, table: Mapping[str, Any]) -> tuple[Field, ...]:
+    """One for each row of the protocol's table that the aggregate alone may see.
 
     The ring has 32 bits where the sum of the largest cohort fits with its noise, else 64.
     """
@@ -128,8 +136,7 @@ def terms_of(task: Task, table: Mapping[str, Any]) -> Terms:
             f"task {task.name!r}: masks need [masking] in the task and a protocol that says sums alone; "
             f"{sorted(set(table) - set(rows)) or 'nothing'} would be said without."
         )
-    fields = tuple(_field(name, cast(Aggregated, row), masking.cohort) for name, row in rows.items())
-    return Terms(task.hash, fields, masking.minimum, masking.cohort, masking.minimum, masking.colluders)
+    return tuple(_field(name, cast(Aggregated, row), masking.cohort) for name, row in rows.items())
 
 
 def _field(tag: str, row: Aggregated, cohort: int) -> Field:

@@ -46,6 +46,14 @@ class Holding:
         rows = self.population.rows
         return jnp.asarray(self.x[rows]), jnp.asarray(self.y[rows]), jnp.asarray(self.population.counts)
 
+    @cached_property
+    def pool(self) -> tuple[Array, ...]:
+        """The samples where compiled loops run, x [n, d] and y [n], and whose they are, for `rows_of`."""
+        samples = jnp.asarray(self.x), jnp.asarray(self.y)
+        if isinstance(self.population, DrawnPopulation):
+            return samples
+        return *samples, jnp.asarray(self.population.rows), jnp.asarray(self.population.counts)
+
     @property
     def devices(self) -> int:
         return self.population.devices
@@ -56,6 +64,14 @@ class Holding:
         if isinstance(self.population, DrawnPopulation):
             return np.full(self.devices, self.population.per_device * self.passes)
         return self.population.counts * self.passes
+
+
+def rows_of(pool: tuple[Array, ...], drawn: DrawnPopulation | None, device: Array, sample: Array) -> Array:
+    """`Holding.rows` in a compiled loop, of a `Holding.pool`."""
+    if drawn is not None:
+        return drawn.rows(device, sample % drawn.per_device)
+    _, _, table, counts = pool
+    return table.at[device, sample % counts[device]].get(mode="promise_in_bounds")
 
 
 def turn(

@@ -347,7 +347,8 @@ class _Masked:
         seed, points = self.seeds[number], looks.tolist()
         if self.task.protocol["kind"] in uncompiled.PROTOCOLS:
             return uncompiled.run(self.task, holding, seed, dropout=self.dropout, points=points, tick=tick)
-        (run,) = cohorts.run(self.task, holding, [seed], dropout=self.dropout, points=points, tick=tick)
+        plans = [self.rounds[number]]
+        (run,) = cohorts.run(self.task, holding, [seed], points=points, plans=plans, tick=tick)
         return run
 
     def met(self, run: Run) -> tuple[int | None, int]:

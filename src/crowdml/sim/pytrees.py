@@ -32,6 +32,14 @@ def compile_alike(function: Any) -> Any:
     return jax.jit(function, compiler_options=WHOLE_SUMS if jax.default_backend() == "cpu" else None)
 
 
+def kept_apart(values: Any) -> Any:
+    """The values, with what made them and what uses them compiled apart, so that both engines round alike.
+
+    On a CPU alone: an accelerator adds in an order of its own anyway, and would write each value down and read it back.
+    """
+    return jax.lax.optimization_barrier(values) if jax.default_backend() == "cpu" else values
+
+
 def register() -> None:
     """Make every struct a pytree. Called by the engines; again after a protocol was imported later."""
     for cls, (names, static) in STRUCTS.items():

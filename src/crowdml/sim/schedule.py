@@ -8,6 +8,7 @@ it against the event queue, event by event.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ class Schedule:
     def staleness(self) -> Ints:
         """Updates between the reading of the weights and the arrival of the check-in."""
         return np.arange(len(self), dtype=np.int32) - self.version
+
+    @cached_property
+    def stalest(self) -> int:
+        return int(self.staleness.max(initial=0))
 
     def first(self, count: int) -> Schedule:
         """The schedule up to a stop."""
