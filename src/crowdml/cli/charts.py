@@ -78,3 +78,24 @@ def draw_city(
         axes.tick_params(labelsize=8.5)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=140)
+
+
+def draw_shares(path: Path, heading: str, title: str, rows: list[tuple[str, float, float, float]]) -> None:
+    """Of each class its share by noisy counts, how far noise takes it, and the true one, which a simulator knows."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, max(3.2, 1.9 + 0.34 * len(rows))), layout="constrained")
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
+    axes = figure.add_subplot()
+    names, shares, reach, true = zip(*rows, strict=True)
+    axes.barh(names, shares, color=COLOURS[0], height=0.62, alpha=0.75, label="by noisy counts")
+    axes.errorbar(shares, names, xerr=reach, fmt="none", ecolor=INK, capsize=3, label="95 % of the noise")
+    axes.scatter(true, names, marker="D", s=26, color=COLOURS[1], zorder=3, label="true, in this simulation")
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left", fontsize=10.5, color=INK)
+    axes.set_xlabel("share of the samples")
+    axes.grid(axis="x", color="#E4E4E4", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(0, -0.22), ncol=3)
+    figure.savefig(path, dpi=140)

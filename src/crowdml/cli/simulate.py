@@ -95,6 +95,9 @@ def simulate(
     passes = found.privacy.uses if passes is None else passes
     check_budget(find(found), found, passes)
     data = _load(found, data_name, seed, devices)
+    if found.model["kind"] == "histogram":
+        _counts(report, found, data, devices, population, seed, trials, dropout, counted, passes, delay)
+        return
 
     import numpy as np
 
@@ -178,6 +181,61 @@ def _city(
 
         name = data_name or SHIPPED_DATA.get(task.name)
         result = simulate_city(report, task, data=name, seed=seed, seeds=seeds, expect=expect, tick=tick)
+    report.finish(result)
+
+
+def _counts(
+    report: Report,
+    task: Task,
+    data: Dataset,
+    devices: int | None,
+    population: str | None,
+    seed: int | None,
+    trials: int,
+    dropout: float,
+    counted: bool,
+    passes: int,
+    delay: str,
+) -> None:
+    """A crowd that only counts: there is no model to look at, and nobody waits for one."""
+    import numpy as np
+
+    from crowdml.cli.counting import simulate_counts
+    from crowdml.protocols import find
+
+    if passes != 1 or delay != "0":
+        raise TaskError(
+            f"task {task.name!r} counts each sample once, and nobody waits for what is published; --passes and --delay "
+            "do not go with that."
+        )
+    seed = secrets.randbits(32) if seed is None else seed
+    seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
+    kind = population or ("by_user" if data.groups is not None and devices is None else "iid")
+    many = devices if devices is not None else max(1, len(data.y_train) // find(task).batch(task))
+    counter = _Counter(counted)
+    with report.progress() as progress:
+        bar = progress.add_task(task.name, total=None)
+
+        def expect(total: int) -> None:
+            counter.total = total
+            progress.update(bar, total=total)
+
+        def tick(done: int) -> None:
+            counter.advance(done)
+            progress.advance(bar, done)
+
+        result = simulate_counts(
+            report,
+            task,
+            data,
+            population=kind,
+            devices=many,
+            dropout=dropout,
+            seed=seed,
+            seeds=seeds,
+            expect=expect,
+            tick=tick,
+        )
     report.finish(result)
 
 
