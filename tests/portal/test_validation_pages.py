@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from crowd import Crowd, open_crowd
-from desk import set_up
+from desk import PASSWORD, set_up
+from screens import DESKTOP, PHONE, chromium, window
 
 from crowdml.arrays import Samples
 from crowdml.server.hub import utc_now
@@ -82,3 +84,49 @@ def test_how_a_closed_study_does_is_for_its_operator_alone(tmp_path: Path):
         assert "Accuracy on data" not in crowd.browser().get(crowd.path).text
         for path in ("plots/accuracy.svg", "figures.json"):
             assert crowd.browser().get(f"{crowd.path}/{path}").status == 404
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)], ids=["desktop", "phone, dark"])
+def test_the_form_shows_what_belongs_to_a_choice_and_the_page_of_looks_fits(
+    tmp_path: Path, size: tuple[int, int], dark: bool
+):
+    with open_crowd(tmp_path) as crowd, chromium() as browser:
+        if browser is None:
+            pytest.skip("there is no Chromium here")
+        set_up(crowd)
+        look(crowd, CHARGED, 4)
+        with window(browser, crowd.base, size, dark=dark) as opened:
+            page = opened.page
+            opened.open("/operator/login")
+            page.fill("[name=name]", "anna")
+            page.fill("[name=password]", PASSWORD)
+            page.click("button[type=submit]")
+            opened.open("/operator/tasks/new")
+            keys = "model.hidden", "protocol.rate.c", "privacy.epsilon.update", "privacy.epsilon.gradient", "stop.error"
+            fields = [page.locator(f"[id='{key}']") for key in keys]
+            assert [each.is_visible() for each in fields] == [False, False, False, True, True]
+            page.select_option("[id='model.kind']", "mlp")
+            page.select_option("[id='protocol.kind']", "local_updates")
+            assert [each.is_visible() for each in fields] == [True, True, True, False, False]
+            fits(page)
+            assert not violations(page)
+            opened.open(f"/operator/tasks/{crowd.task.hash.hex()[:12]}")
+            picture = page.locator(".validation img")
+            picture.scroll_into_view_if_needed()
+            page.wait_for_function("document.querySelector('.validation img').naturalWidth > 0")
+            fits(page)
+            assert not violations(page)
+            assert opened.complaints == []
+            assert opened.outside == []
+
+
+def fits(page: Any) -> None:
+    wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
+
+
+def violations(page: Any) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    return [each["id"] for each in Axe().run(page).response["violations"]]

@@ -386,6 +386,13 @@ def test_no_row_is_in_a_log_a_page_an_export_or_a_transcript_and_a_backup_has_th
         assert needle not in each
         assert str(SECRET).encode() not in each
     assert needle in (tmp_path / "backup.sqlite").read_bytes()
+    again = ("--folder", str(tmp_path / "again"))
+    back = crowdml("restore", str(tmp_path / "backup.sqlite"), *again)
+    assert "Private rows of 1 task are not looked at any more" in " ".join((back.out + back.err).split())
+    (row,) = crowdml("task", "list", *again, "--json", "-").json["tasks"]
+    assert (row["validation"]["state"], row["validation"]["epsilon_spent"]) == ("halted", 1.0)
+    said = crowdml("backup", str(tmp_path / "more.sqlite"), *folder_words)
+    assert "and the rows that tasks are validated on" in " ".join((said.out + said.err).split())
     crowdml("task", "validate", task.name, "--off", *folder_words)
     with Store(folder / "server.sqlite") as store:
         assert validations(store) == {}

@@ -282,10 +282,13 @@ def replay(transcript: Path, out: str | None, json_path: str | None) -> None:
 @store_options
 def backup(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
     """Copy one moment of the server's database to FILE, while it serves."""
+    from crowdml.storage.server.looks import validations
+
     report = Report(json_path)
     with open_store(folder, database) as store:
-        size = store.backup(file)
-    report.line(f"Backup: {file}, {size_text(size)}. It holds the server's key: keep it as safe as the server.")
+        size, has_rows = store.backup(file), bool(validations(store))
+    what = "the server's key" + (" and the rows that tasks are validated on" if has_rows else "")
+    report.line(f"Backup: {file}, {size_text(size)}. It holds {what}: keep it as safe as the server.")
     report.finish({"path": str(file), "bytes": size})
 
 
@@ -297,6 +300,7 @@ def restore(file: Path, folder: Path, database: str | None, json_path: str | Non
     from crowdml.server.serve import DATABASE
     from crowdml.storage.server import Store
     from crowdml.storage.server import restore as put_back
+    from crowdml.storage.server.looks import validations
 
     report = Report(json_path)
     if database is not None:
@@ -312,6 +316,18 @@ def restore(file: Path, folder: Path, database: str | None, json_path: str | Non
         raise
     with Store(folder / DATABASE) as store:
         lengths = store.check()
+        halted = [found for found in validations(store).values() if found.halted is not None]
     tasks, check_ins = count_text(len(lengths), "task"), count_text(sum(lengths.values()), "check-in")
     report.line(f"Restored {tasks} with {check_ins} to {folder}.")
-    report.finish({"folder": str(folder), "check_ins": {hash_.hex(): count for hash_, count in lengths.items()}})
+    if halted:
+        report.line(
+            f"Private rows of {count_text(len(halted), 'task')} are not looked at any more: what looks have cost since "
+            "the backup is not known. Attach them again with `crowdml task validate`, and a budget with room for that."
+        )
+    report.finish(
+        {
+            "folder": str(folder),
+            "halted": [found.task.hex() for found in halted],
+            "check_ins": {hash_.hex(): count for hash_, count in lengths.items()},
+        }
+    )
