@@ -8,6 +8,7 @@ import pytest
 from crowdml.datasets.populations import iid
 from crowdml.errors import DataError, TaskError
 from crowdml.sim.counting import counts, held, turns
+from crowdml.sim.estimator import simulate
 from crowdml.task import Task, parse
 
 TEXT = """
@@ -70,5 +71,7 @@ def test_a_task_stops_after_its_steps():
 def test_who_holds_too_little_gives_nothing_and_what_learns_more_than_counts_is_refused():
     with pytest.raises(DataError, match="gives 5 at most, so nobody would check in"):
         crowd(LOCAL, rows=200, devices=40)
+    with pytest.raises(TaskError, match=r"crowdml\.sim\.counting\.counts"):
+        simulate(LOCAL, np.zeros((10, 1), np.float32), np.zeros(10, np.int32), lambda seed: iid(10, 1, seed), seeds=[1])
     with pytest.raises(TaskError, match="has no cohorts to vanish from"):
         counts(LOCAL, crowd(LOCAL), 1, dropout=0.1)

@@ -173,6 +173,11 @@ def simulate(
     A masked task runs in cohorts, one after the other (`sim/cohorts.py`), and all of this counts rounds; `dropout` is
     the chance that a device of a cohort vanishes after it drew its noise.
     """
+    if task.protocol["kind"] == "proportions":
+        raise TaskError(
+            f"task {task.name!r}: its server has no model to look at. `crowdml.sim.counting.counts` runs a crowd that "
+            "counts, `crowdml.sim.peers.simulate` devices that teach each other, and `crowdml simulate` both."
+        )
     passes = task.privacy.uses if passes is None else passes
     price, started = check_budget(find(task), task, passes), time.perf_counter()
     if engine not in ENGINES:

@@ -97,7 +97,7 @@ def exchange(
     """Every batch of every device, said, counted, relayed and heard. A rest that fills no batch is not given."""
     protocol, places, gone = find(task), len(task.places), leaving or {}
     if protocol.peers is None or not protocol.peers(task):
-        raise TaskError(f"task {task.name!r}: its devices have no peers; `crowdml.Crowd` runs it.")
+        raise TaskError(f"task {task.name!r}: its devices have no peers; `crowdml simulate` runs it.")
     if len(values) != places:
         raise TaskError(f"task {task.name!r} lists {places} places, and there are readings of {len(values)}.")
     batch = protocol.batch(task)
