@@ -71,7 +71,7 @@ def test_gradients_by_hand_equal_those_of_autodiff(model, dtype, spread):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_sum_of_gradients_is_their_sum(model, dtype):
     weights, x, y = draw(model, seed=6, b=50, dtype=dtype)
-    x[3, 0], y[5] = np.nan, 99
+    y[5] = 99
     one_by_one = model.gradients(weights, Samples(x, y)).sum(0)
     for found in (model.gradient_sum(weights, Samples(x, y)), model.gradient_sum(*on_jax(weights, x, y))):
         np.testing.assert_allclose(found, one_by_one, rtol=1e-4, atol=1e-4)
