@@ -42,7 +42,7 @@ docs: $(READY)
 	@$(RUN) -m pytest tests/docs -m "not slow"
 
 clean:
-	rm -rf $(VENV) out build src/*.egg-info
+	rm -rf $(VENV) .cache out build src/*.egg-info
 
 # A new pyproject.toml or constraints.txt sets up again; otherwise nothing is done. Set-up talks on stderr.
 $(READY): pyproject.toml constraints.txt
