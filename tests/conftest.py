@@ -1,4 +1,4 @@
-"""Where tests find what they share: the bench for conversations, the statistics of noise, and what was compiled before."""
+"""Where tests find what they share: the bench for conversations, the statistics of noise, and compiled loops."""
 
 import os
 import sys
