@@ -89,7 +89,7 @@ def test_every_shipped_task_is_one_that_runs(path):
         ('name     = "activity"', "name = 3", ["name = 3", "expected a text"]),
         ('name     = "activity"', 'nmae = "activity"', ["nmae = 'activity'", "no such key", "Known here: name"]),
         ('name     = "activity"', "", ["name is missing"]),
-        ("dimension = 8", "dimension = 0", ["features.dimension = 0", "between 1 and 1e+06"]),
+        ("dimension = 8", "dimension = 0", ["features.dimension = 0", "between 1 and 1000000"]),
         ("dimension = 8", "dimension = 8.5", ["features.dimension = 8.5", "expected a whole number"]),
         ("dimension = 8", "dimension = true", ["features.dimension = True", "expected a whole number"]),
         ("dimension = 8", "dim = 8", ["features.dim = 8", "no such key", "Known here: dimension, norm, kind"]),
@@ -423,8 +423,8 @@ def test_a_masked_task_is_published_with_all_of_its_terms_and_comes_back():
 @pytest.mark.parametrize(
     ("masking", "words"),
     [
-        ({"cohort": 2}, ["masking.cohort = 2", "between 3 and 65536"]),
-        ({"cohort": 70_000}, ["masking.cohort = 70000"]),
+        ({"cohort": 2}, ["masking.cohort = 2", "between 3 and 1048576"]),
+        ({"cohort": 2_000_000}, ["masking.cohort = 2000000"]),
         ({"minimum": 7}, ["masking.minimum = 7", "between 3 and 6"]),
         ({"cohort": 10, "minimum": 6, "colluders": 0}, ["masking.minimum = 6", "at least 7 must survive"]),
         ({"colluders": 4}, ["masking.colluders = 4", "between 0 and 3"]),

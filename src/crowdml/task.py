@@ -442,7 +442,7 @@ def choose(where: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def between(where: str, value: float | Fraction, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise TaskError(f"{where} = {show(value)}: must lie between {low:g} and {high:g}.")
+        raise TaskError(f"{where} = {show(value)}: must lie between {show(low)} and {show(high)}.")
 
 
 def positive(where: str, value: float | Fraction) -> None:

@@ -51,6 +51,7 @@ def test_rounds_prints_ours_the_scan_by_hand_and_both_ratios():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gpu_runs_small_without_an_accelerator_says_so_and_holds_nobody_to_a_goal(tmp_path: Path):
     sizes = gpu.Sizes(devices=30, cohorts=3, trials=3, check_ins=32, networks=4, rounds=1)
     result = gpu.measure(lambda _: None, repeats=1, sizes=sizes)
@@ -101,6 +102,7 @@ def test_noise_prints_milliseconds_for_each_law():
     check_form(noise.measure(lambda _: None, repeats=1, count=50), "noise", {"laplace", "gaussian", "skellam"})
 
 
+@pytest.mark.slow
 def test_scale_prints_time_and_memory_for_each_number_of_devices_and_plots_them(tmp_path: Path):
     result = scale.measure(lambda _: None, sizes=(200, 400))
     check_form(result, "scale", {"linear", "memory"})

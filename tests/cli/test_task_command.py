@@ -132,8 +132,10 @@ def test_a_task_is_started_closed_listed_and_opened_again_on_a_servers_folder(tm
         "closed": True,
         "check_ins": 0,
         "devices": 0,
+        "why": None,
+        "validation": None,
     }
-    assert "those who joined" in crowdml("task", "list", *folder).out
+    assert "who joined" in crowdml("task", "list", *folder).out
     assert crowdml("task", "pause", "demo", *folder, "--json", "-").json["state"] == "paused"
     again = crowdml("task", "resume", "demo", *folder, "--json", "-").json
     assert (again["state"], again["closed"]) == ("running", True), "going on leaves who may read as it was"

@@ -1616,7 +1616,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "wire/letters.py",
         "        if not is_sound(self.key) or not found.verify(self.key):\n",
         "        if not is_sound(self.key):\n",
-        "tests/wire/test_letters.py::test_a_letter_that_somebody_touched_is_nobodys[0]",
+        "tests/wire/test_letter_bytes.py::test_a_letter_that_somebody_touched_is_nobodys[0]",
     ),
     Mutant(
         "relay: letters of a revoked device go on",

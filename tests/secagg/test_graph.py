@@ -7,6 +7,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from bench import masked_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_crowd import Crowd, terms
@@ -16,6 +17,8 @@ from crowdml.errors import TaskError
 from crowdml.secagg import device
 from crowdml.secagg.graph import GRINDING, circle, neighbours_on, plan, tail
 from crowdml.secagg.terms import Field
+from crowdml.server.hub import check_hosted
+from crowdml.task import parse
 
 
 def exact_tail(total: int, marked: int, drawn: int, least: int) -> Fraction:
@@ -184,3 +187,9 @@ def test_every_advert_moves_the_order_of_the_circle():
     other.close()
     assert crowd.roster.ids == other.roster.ids
     assert (crowd.roster.neighbours != other.roster.neighbours).mean() > 0.5
+
+
+def test_no_server_hosts_a_cohort_that_is_only_simulated():
+    task = parse(masked_text(cohort=65_537, minimum=65_537))
+    with pytest.raises(TaskError, match="3 to 65,536 devices"):
+        check_hosted(task)

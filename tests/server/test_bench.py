@@ -8,6 +8,7 @@ from crowdml import bench
 from crowdml.bench import server
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_server_says_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     small_sizes = {"DEVICES": 8, "CONNECTIONS": 4, "CHECK_INS": 32, "CHECK_OUTS": 40, "FLEET": 5, "FLEET_SECONDS": 3}
     for name, small in small_sizes.items():

@@ -112,7 +112,7 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
             rows.append({"name": each.name, "hash": each.hash.hex(), "state": each.state, "why": why,
                          "closed": each.closed, "check_ins": check_ins, "devices": devices,
                          "validation": None if seen is None else seen.plain()})  # fmt: skip
-            whom = "those who joined" if each.closed else "anyone"
+            whom = "who joined" if each.closed else "anyone"
             figure = "" if seen is None else seen.short(open_=False)
             table.add_row(each.name, each.hash.hex()[:12], each.state, whom, f"{check_ins:,}", f"{devices:,}", figure)
             if why:
