@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from crowdml.device.client import Client, Limits, Unreachable
+from crowdml.device.client import LONGEST_RETRY, Client, Limits, Unreachable
 from crowdml.errors import CrowdmlError
 from crowdml.wire.problems import Problem
 
@@ -131,6 +132,54 @@ def test_an_error_that_is_no_problem_becomes_the_nearest_one():
 
 
 @pytest.mark.parametrize(
+    ("header", "body", "seconds"),
+    [
+        (b"9" * 5000, b"{}", None),
+        (b"999999999999", b"{}", LONGEST_RETRY),
+        (b"soon", b'{"type": "/problems/busy", "retry_after": 1' + b"0" * 400 + b"}", LONGEST_RETRY),
+    ],
+)
+def test_a_server_asks_for_so_long_a_wait_at_most_and_no_number_of_its_own_is_too_long_to_read(
+    header: bytes, body: bytes, seconds: int | None
+):
+    head = b"HTTP/1.1 503 Away\r\nContent-Length: %d\r\nRetry-After: %s\r\n\r\n" % (len(body), header)
+    with pytest.raises(Problem) as refusal:
+        talk(answering(head + body), get())
+    assert refusal.value.retry_after == seconds
+
+
+@pytest.mark.parametrize("piece", [b"X: y\r\n", b"1;" + b"a" * 60_000 + b"\r\nx\r\n"], ids=["trailers", "chunks"])
+def test_an_answer_that_never_ends_is_given_up_when_its_time_is_over(piece: bytes):
+    ended = False
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal ended
+        await request_of(reader)
+        start = b"0\r\n" if piece.startswith(b"X") else b""
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + start)
+        until = asyncio.get_running_loop().time() + 5
+        with contextlib.suppress(asyncio.CancelledError):
+            while asyncio.get_running_loop().time() < until:
+                writer.write(piece * (1_000_000 // len(piece)))
+                await writer.drain()
+            ended = True
+
+    with pytest.raises(Unreachable, match=r"more than 0\.2 s"):
+        talk(server, get(), Limits(total=0.2))
+    assert not ended
+
+
+@pytest.mark.parametrize("url", ["http://..:80", f"http://{'a' * 70}.b", "http://127.0.0.1:1/\u20ac"])
+def test_a_name_that_no_machine_can_have_is_said_in_a_sentence(url: str):
+    async def ask() -> None:
+        client = Client(url)
+        await client.request("GET", "/x")
+
+    with pytest.raises(CrowdmlError, match=r"no name of a machine|no address of a server"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
     ("answer", "why"),
     [
         (b"", "before it answered"),
@@ -138,6 +187,7 @@ def test_an_error_that_is_no_problem_becomes_the_nearest_one():
         (b"HTTP/1.1 abc\r\n\r\n", "does not speak"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "malformed header"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "malformed length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "malformed length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "at most 100"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi", "within its answer"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, "at most 100"),

@@ -258,6 +258,14 @@ def test_a_mailbox_that_cannot_be_read_stops_nobody(server, tmp_path, answer):
     assert (summary.check_ins, summary.letters.heard) == (2, 0)
 
 
+def test_a_number_that_no_message_can_have_ends_a_device_in_a_sentence(server, tmp_path):
+    client = Watched(server.address)
+    wanted = Problem("seq-gap", "Another number.", expected=10**30)
+    client.instead = lambda method, path: wanted if path.endswith("/check-in") else None
+    _, summary = stands(tmp_path / "device", server, 0, readings(BATCH + 3), client=client)
+    assert (dict(summary.endings), summary.check_ins) == ({"refused": 1}, 0)
+
+
 def test_an_honest_server_takes_no_letter_from_a_place_that_is_not_the_senders(server):
     scribe = Scribe(1)
     asyncio.run(scribe.join(server))

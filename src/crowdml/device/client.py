@@ -19,7 +19,7 @@ from crowdml.errors import CrowdmlError
 from crowdml.records import record
 from crowdml.wire.problems import LARGEST_PROBLEM, Problem
 
-__all__ = ["Answer", "Client", "Limits", "Unreachable"]
+__all__ = ["Answer", "Client", "Limits", "Unreachable", "whole_number"]
 
 LARGEST_HEAD = 65_536
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
@@ -220,6 +220,8 @@ class Client:
             ) from error
         except OSError as error:
             raise Unreachable(f"{self.url} cannot be reached: {error.strerror or error}.") from error
+        except UnicodeError as error:
+            raise Unreachable(f"{self.url} cannot be reached: {self.host!r} is no name of a machine.") from error
         return connection
 
     async def _once(
@@ -260,7 +262,9 @@ class Client:
     async def _more(self, connection: _Connection, deadline: float) -> None:
         left = deadline - asyncio.get_running_loop().time()
         try:
-            await connection.more(min(self.limits.read, max(0.0, left)))
+            if left <= 0:  # who sends without end would always be a little earlier than the timer
+                raise TimeoutError
+            await connection.more(min(self.limits.read, left))
         except TimeoutError as error:
             seconds = f"{self.limits.read:g} s to go on" if self.limits.read < left else f"{self.limits.total:g} s"
             raise Unreachable(f"{self.url} took more than {seconds} to answer.") from error
@@ -309,10 +313,11 @@ class Client:
             return await self._chunks(connection, most, deadline), True
         length = headers.get("content-length")
         if length is not None:
-            if not (length.isascii() and length.isdigit()):
+            size = whole_number(length)
+            if size is None:
                 raise Unreachable(f"{self.url} sent a malformed length.")
-            self._bounded(int(length), most)
-            return await self._exactly(connection, int(length), deadline), True
+            self._bounded(size, most)
+            return await self._exactly(connection, size, deadline), True
         with contextlib.suppress(EOFError):
             while True:
                 self._bounded(len(connection.data), most)
@@ -357,13 +362,22 @@ def _head(method: str, target: str, authority: str, body: bytes, headers: Mappin
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if any("\r" in line or "\n" in line for line in lines):
         raise CrowdmlError("A request may have no line break in its path or headers.")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    try:
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise CrowdmlError(f"{target} at {authority} is no address of a server: write it in plain letters.") from error
 
 
 def _problem(answer: Answer) -> Problem:
     """The refusal, with the seconds of its Retry-After."""
     problem = Problem.decode(answer.status, answer.body)
-    seconds = answer.headers.get("retry-after", "")
-    if seconds.isascii() and seconds.isdigit():
-        problem.extra["retry_after"] = min(int(seconds), LONGEST_RETRY)
+    said = whole_number(answer.headers.get("retry-after", ""))
+    seconds = problem.retry_after if said is None else said
+    if seconds is not None:
+        problem.extra["retry_after"] = min(seconds, LONGEST_RETRY)
     return problem
+
+
+def whole_number(text: str) -> int | None:
+    """The number in a header that another wrote, if it is one of at most 18 digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None

@@ -29,7 +29,7 @@ import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
-from crowdml.device.client import Answer, Client, Unreachable
+from crowdml.device.client import Answer, Client, Unreachable, whole_number
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
 from crowdml.device.marks import Mark, Marks
@@ -62,7 +62,7 @@ from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Wait
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
-from crowdml.wire.packing import pack
+from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement
@@ -939,9 +939,9 @@ class Runner:
 
     def _window(self, answer: Answer) -> None:
         """Come back around the moment that the server named, spread by half of it to either side."""
-        seconds = answer.headers.get("crowdml-next", "")
-        if seconds.isascii() and seconds.isdigit():
-            self._not_before = self.clock.now() + min(int(seconds), 86_400) * (0.5 + chance())
+        seconds = whole_number(answer.headers.get("crowdml-next", ""))
+        if seconds is not None:
+            self._not_before = self.clock.now() + min(seconds, 86_400) * (0.5 + chance())
 
     # --- charge, then send ---
 
@@ -1037,7 +1037,7 @@ class Runner:
 
     async def _answer_refusal(self, message: Outgoing, problem: Problem) -> None:
         expected = problem.extra.get("expected")
-        if problem.status == 409 and isinstance(expected, int) and expected >= 1:
+        if problem.status == 409 and isinstance(expected, int) and 1 <= expected <= LARGEST_INTEGER:
             self._count_refusal(problem)
             await self._renumber(message, expected)
         elif problem.status in (400, 413, 422) or problem.slug in ("round-over", "round-refused"):

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgpack
 
-from crowdml.device.client import Client
+from crowdml.device.client import Client, whole_number
 from crowdml.device.runner import Clock
 from crowdml.errors import DataError
 from crowdml.storage import Sent
@@ -126,9 +126,9 @@ async def check_chain(client: Client, key: Key, result: Verified, clock: Clock) 
     path = f"/v1/tasks/{result.task.hex()}"
     answer = await _read(client, key, f"{path}/publication", clock)
     index, chain = answer.headers.get("crowdml-index", ""), answer.headers.get("crowdml-chain", "")
-    if not (index.isascii() and index.isdigit()):
+    if (head := whole_number(index)) is None:
         raise DataError(f"{client.url} does not show its chain. Nothing was compared with it.")
-    head, result.in_chain = int(index), 0
+    result.in_chain = 0
     result.head = head, chain
     wanted = {place for receipt in result.receipts for place in (receipt.index - 1, receipt.index)}
     beyond = [receipt for receipt in result.receipts if receipt.index > head]
