@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,17 @@ class Neighbour:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         await self.client.close()
+
+
+@dataclass
+class Eventful(QuickClock):
+    """A time in which something happens whenever somebody sleeps."""
+
+    between: Callable[[], object] = lambda: None
+
+    async def sleep(self, seconds: float) -> None:
+        self.between()
+        await super().sleep(seconds)
 
 
 async def until(true: Any) -> None:
@@ -331,6 +343,42 @@ def test_one_address_opens_so_many_connections_and_brings_so_many_letters_and_ot
     asyncio.run(whole())
 
 
+def test_a_peer_that_brings_letters_without_end_keeps_nobody_elses_in_the_mailbox(
+    server: LoopbackServer, tmp_path: Path
+):
+    async def whole() -> None:
+        loud, other = Scribe(0), Scribe(2)
+        for each in (loud, other):
+            await each.join(server)
+        await loud.check_in(server, loud.letter(0).signed)
+        async with Neighbour(tmp_path / "device", server, 1, time_=(time_ := Eventful())) as device:
+            await until(lambda: 0 in device.post.keys)
+            letters, said = device.fleet.runners[0].letters, itertools.count(1)
+            assert letters is not None
+            time_.between = lambda: letters.bring(loud.letter(next(said)))
+            await until(lambda: device.post.heard > 10)
+            await other.check_in(server, other.letter(0).signed)
+            await until(lambda: 2 in device.post.keys)
+
+    asyncio.run(whole())
+
+
+def test_a_device_that_ends_while_somebody_holds_its_door_open_says_nothing_of_it():
+    said: list[Any] = []
+
+    async def whole() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
+        letters, _ = post()
+        async with Peering(letters, bytes(32), listen=HERE) as door:
+            _, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            await until(lambda: door._open.total() == 1)
+        writer.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(whole())
+    assert not said
+
+
 def test_a_peer_that_brings_many_letters_fills_its_own_shelf_and_no_others():
     letters, state = post()
     letters.hear(state, [GOOD.letter(0), (near := Scribe(0)).letter(0)], 0.0)
@@ -382,10 +430,10 @@ def test_addresses_are_read_and_only_peers_are_written_to():
     near = frozenset((0, 2))
     names = [place.name for place in STREET.places]
     assert parse_peers((f"{names[2]}=http://h:1", "0=http://g:2"), STREET, near) == {2: "http://h:1", 0: "http://g:2"}
-    for text in ("8790", "host:", ":1", "h:65536", "h:x"):
+    for text in ("8790", "host:", ":1", "h:65536", "h:x", f"h:{'9' * 5000}"):
         with pytest.raises(CrowdmlError, match="write HOST:PORT"):
             parse_listen(text)
-    for text in ("http://h:1", f"{names[4]}=http://h:1", "9=http://h:1", "=http://h:1"):
+    for text in ("http://h:1", f"{names[4]}=http://h:1", "9=http://h:1", "=http://h:1", f"{'9' * 5000}=http://h:1"):
         with pytest.raises(CrowdmlError, match=f"The peers of this place are {names[0]}, {names[2]}"):
             parse_peers((text,), STREET, near)
     with pytest.raises(CrowdmlError, match="is no address"):
@@ -399,6 +447,9 @@ def test_a_port_that_is_taken_is_said_before_anything_is_sent():
             with pytest.raises(CrowdmlError, match="Name another port"):
                 async with Peering(letters, bytes(32), listen=("127.0.0.1", first.port)):
                     pass
+        with pytest.raises(CrowdmlError, match="no name of a machine"):
+            async with Peering(letters, bytes(32), listen=("..", 0)):
+                pass
 
     asyncio.run(whole())
 

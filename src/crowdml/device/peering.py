@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from crowdml.device.client import Client, Limits, Unreachable
+from crowdml.device.client import Client, Limits, Unreachable, whole_number
 from crowdml.device.letters import Arrival, Correspondence
 from crowdml.device.runner import Clock
 from crowdml.errors import CrowdmlError
@@ -88,6 +88,8 @@ class Peering:
                 raise CrowdmlError(
                     f"--listen {host}:{port}: {error.strerror or error}. Nothing was sent. Name another port."
                 ) from error
+            except UnicodeError as error:
+                raise CrowdmlError(f"--listen {host}:{port}: {host!r} is no name of a machine.") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,6 +156,8 @@ class Peering:
                 if not crowded:  # what it still sends is read and dropped, or it might not see the answer
                     await _drop(writer, reader)
         except (OSError, TimeoutError):  # it went away, or will not go: nothing to say, and nobody to say it to
+            pass
+        except asyncio.CancelledError:  # the device ends; asyncio would show whose letter it did not wait for
             pass
         finally:
             self._open -= Counter({address: int(not crowded)})
@@ -251,8 +255,9 @@ _ANSWERS: Mapping[Arrival, _Answer] = {
 def parse_listen(text: str) -> tuple[str, int]:
     """'192.168.1.7:8790', '[::1]:8790'."""
     host, colon, port = text.rpartition(":")
-    if colon and host and port.isascii() and port.isdecimal() and int(port) < 65_536:
-        return host.strip("[]"), int(port)
+    number = whole_number(port)
+    if colon and host and number is not None and number < 65_536:
+        return host.strip("[]"), number
     raise CrowdmlError(f"--listen {text}: write HOST:PORT, such as 192.168.1.7:8790.")
 
 
@@ -261,8 +266,8 @@ def parse_peers(texts: tuple[str, ...], task: Task, near: frozenset[int]) -> dic
     names, found = [place.name for place in task.places], dict[int, str]()
     for text in texts:
         name, equals, url = text.rpartition("=")
-        place = names.index(name) if name in names else int(name) if name.isascii() and name.isdecimal() else -1
-        if not equals or place not in near:
+        place = names.index(name) if name in names else whole_number(name)
+        if not equals or place is None or place not in near:
             listed = ", ".join(names[each] for each in sorted(near))
             raise CrowdmlError(f"--peer {text}: write NAME=URL. The peers of this place are {listed}.")
         Client(url)  # which says what is wrong with an address

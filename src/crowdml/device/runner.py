@@ -411,7 +411,7 @@ class Runner:
         self.carry: Callable[[bytes], None] = lambda data: None
         """Given every message that the server has acknowledged: to bring it to peers as well (device/peering.py)."""
         self.learner = self._make_learner(kept.get("own"))
-        self._look = LOOK
+        self._look, self._mail_by = LOOK, 0.0
         self._offer: tuple[str, Any] | None = None
         self._offers = offers or Offers()
         self._pattern = _published(protocol, task)
@@ -702,7 +702,7 @@ class Runner:
             return 0
         from crowdml.wire.letters import open_mailbox
 
-        heard = 0
+        heard, self._mail_by = 0, self.clock.now() + LONGEST_LOOK
         for _ in range(MOST_PAGES):
             path = f"{self.path}/mailbox?after={self.letters.post.after}"
             try:
@@ -885,8 +885,8 @@ class Runner:
                 each.cancel()
         if self._changed.is_set():
             return
-        if brought:
-            await self._hear_peers(anew=False, mail=False)
+        if brought:  # and one who brings without end keeps nobody else's letters in the mailbox
+            await self._hear_peers(anew=False, mail=self.clock.now() >= self._mail_by)
         else:
             await self._look_again()
 
