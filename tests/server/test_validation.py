@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
 import sys
+import zipfile
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -254,6 +257,56 @@ def test_rows_are_read_from_files_and_data_sets_and_no_refusal_shows_one(tmp_pat
         read_rows(task, str(tmp_path / "bad.npz"))
     with pytest.raises(DataError, match="10 classes, and task"):
         read_rows(task, "digits")
+
+
+def _saved(**arrays: Any) -> bytes:
+    made = io.BytesIO()
+    np.savez(made, **arrays)
+    return made.getvalue()
+
+
+def _one_array() -> bytes:
+    made = io.BytesIO()
+    np.save(made, np.zeros((2, 3)))
+    return made.getvalue()
+
+
+def _locked() -> bytes:
+    """As under a password: the flag is in both heads of each member."""
+    made = bytearray(_saved(x=np.zeros((2, 3)), y=np.zeros(2)))
+    for mark, flag in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        for found in re.finditer(re.escape(mark), bytes(made)):
+            made[found.start() + flag] |= 1
+    return bytes(made)
+
+
+def _endless() -> bytes:
+    """A head that promises more than any machine has."""
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999, 3), }\n"
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+        file.writestr("y.npy", b"")
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", _one_array(), _locked(), _endless(), _saved(x=np.zeros((2, 3)), y=np.zeros(2))[:200]],
+    ids=["empty", "one array", "under a password", "more than there is memory", "cut off"],
+)
+def test_a_file_that_is_no_npz_is_refused_in_a_sentence(tmp_path: Path, data: bytes):
+    path = tmp_path / "rows.npz"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"cannot be read as an NPZ file .* Nothing was written"):
+        read_rows(TASKS["softmax"], str(path))
+
+
+def test_names_are_no_labels_of_a_task_that_learns_a_number(tmp_path: Path):
+    path = tmp_path / "rows.npz"
+    path.write_bytes(_saved(x=np.zeros((2, 3)), y=np.array(["high", "low"])))
+    with pytest.raises(DataError, match="y has a label for each row"):
+        read_rows(TASKS["linear"], str(path))
 
 
 def test_a_task_without_a_model_on_the_server_has_nothing_to_validate():

@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-import zipfile
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -152,11 +151,11 @@ def _read_npz(task: Task, path: Path) -> tuple[Array, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             x, y = np.asarray(file["x"]), np.asarray(file["y"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of a file that is empty, cut off, another kind, under a password: all kinds of them
         raise DataError(
             f"{path} cannot be read as an NPZ file with arrays x and y: {type(error).__name__}. Nothing was written."
         ) from None
-    if y.dtype.kind == "U":
+    if y.dtype.kind == "U" and task.classes is not None:
         names = {name: place for place, name in enumerate(task.labels.classes)}
         y = np.asarray([names.get(str(each), -1) for each in y.ravel()])
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub" or x.ndim != 2 or y.shape != (len(x),):
