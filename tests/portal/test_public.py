@@ -88,6 +88,13 @@ def test_a_study_says_all_that_a_participant_has_to_know(busy: Crowd):
         assert fact in seen, fact
 
 
+def test_a_command_within_a_sentence_is_shown_as_one(busy: Crowd):
+    for language in ("en", "de"):
+        page = busy.browser(language).get(busy.path).text
+        assert '(<code class="command">crowdml join --help</code>)' in page
+        assert "`" not in words_of(page)
+
+
 def test_the_price_on_the_page_is_that_of_the_api(busy: Crowd):
     listed = json.loads(busy.running.line().ask("GET", "/v1/tasks").body)["tasks"][0]["price"]
     seen = words_of(busy.browser().get(busy.path).text)

@@ -76,6 +76,7 @@ async def study(request: Request) -> Response:
         address=address,
         qr=qr(address),
         where=where,
+        help_command=code("crowdml join --help"),
         join_command=code(where.command(said("study.join.code"), places=bool(found.task.places))),
     )
 
