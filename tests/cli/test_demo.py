@@ -189,6 +189,7 @@ def test_the_proof_sees_a_check_in_that_is_lost_and_one_that_is_counted_twice(tm
     from crowdml.storage.server import Store
     from crowdml.wire.envelopes import Envelope, open_signed, sign
     from crowdml.wire.keys import Key
+    from crowdml.wire.problems import Problem
     from crowdml.wire.receipts import open_receipt
     from crowdml.wire.statements import Statement
 
@@ -207,7 +208,9 @@ def test_the_proof_sees_a_check_in_that_is_lost_and_one_that_is_counted_twice(tm
         message = Gradient(released["gradient"], released.get("errors"), released.get("labels"), np.int32(0))
         envelope = Envelope(task.hash, device.id, frozenset((SERVER,)), 1, "sgd/gradient/1", encode(message))
         data = sign(envelope, Statement.of(Total(), 4, Total()), device)
-        ((status, receipt),) = runner.accept([open_signed(data)])  # pyright: ignore[reportAssignmentType]
+        (answer,) = runner.accept([open_signed(data)])
+        assert not isinstance(answer, Problem)
+        status, receipt = answer
         published = runner.offer.body
     assert status == 202
     good = open_receipt(receipt)
