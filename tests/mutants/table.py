@@ -447,8 +447,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "nan passed on by a model",
         "models/softmax.py",
-        "usable = residual[:, 0] == residual[:, 0]  # NaN alone",
-        "usable = (residual[:, 0] == residual[:, 0]) | True  # NaN alone",
+        "usable = (residual == residual).all(-1, keepdims=True)",
+        "usable = (residual == residual).all(-1, keepdims=True) | True",
         f"{KILLERS}test_no_published_weights_make_a_gradient_that_is_no_number[nan-softmax]",
     ),
     # --- a sample used twice with one charge ---
@@ -1420,9 +1420,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "schedules: a budget is asked for the first check-in's price every time",
         "device/runner.py",
-        "self._dearest if self._losses is not None else self._price(self._seq)",
+        "self._dearest if self._losses is not None else self._price(self._trips)",
         "self._dearest",
         f"{SCHEDULED}test_a_device_that_stops_and_returns_goes_on_in_its_schedule",
+    ),
+    Mutant(
+        "schedules: the server's numbers say which check-in it is",
+        "device/runner.py",
+        "        self._seq = seq\n",
+        "        self._seq = self._trips = seq\n",
+        f"{SCHEDULED}test_no_answer_of_a_server_has_a_share_of_the_schedule_given_twice[refused]",
+    ),
+    Mutant(
+        "schedules: after a lost ledger the last message's number says which check-in it is",
+        "device/runner.py",
+        'if scheduled and member.recovered and "trips" not in kept:',
+        "if False:",
+        f"{SCHEDULED}test_after_a_lost_ledger_no_share_of_the_schedule_is_given_again",
     ),
     Mutant(
         "schedules: the quote scales one check-in",

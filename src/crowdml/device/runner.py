@@ -405,6 +405,11 @@ class Runner:
         self._state: Any = protocol.device.start(task, Context(me=member.key.id, place=place)).state
         kept = _read_standing(member.ledger.state(task.hash))
         self._seq: int = kept.get("seq", 0)
+        self._trips: int = kept.get("trips", self._seq)
+        """Check-ins that were charged: which share of a schedule comes next. The server numbers messages, and could
+        have one given twice if it numbered these."""
+        if scheduled and member.recovered and "trips" not in kept:  # as many as those samples allowed, at the most
+            self._trips = max(self._trips, member.ledger.next_serial() * self._uses // self._batch)
         if kept.get("state") is not None:
             self._state = unpack_state(self._state, kept["state"])
         self.letters = self._make_correspondence(kept.get("post"))
@@ -491,7 +496,7 @@ class Runner:
                 first = ledger.next_serial()
                 now = replace(now, serials=tuple(range(first, first + size)))
             at = now.serials[0] + self._dearest_at
-            dearest = self._dearest if self._losses is not None else self._price(self._seq)
+            dearest = self._dearest if self._losses is not None else self._price(self._trips)
             ledger.check(self.task.hash, dearest, self.member.budgets, at=at, take=take)
         return now
 
@@ -527,8 +532,8 @@ class Runner:
         if any(isinstance(effect, CheckOut) for effect in step.effects):
             publication = await self._check_out()
             self.tell("checked out")
-            door = Door(self._table, self.noise, trip=self._seq)
-            context = replace(self._context(), release=door.release, trip=self._seq)
+            door = Door(self._table, self.noise, trip=self._trips)
+            context = replace(self._context(), release=door.release, trip=self._trips)
             step = advance(self.protocol.device, self.task, self._state, publication, context)
             sealed = await self._write(step, door, now, self._sealed_messages(step, door))
             self._state = step.state
@@ -613,8 +618,8 @@ class Runner:
         from crowdml.secagg import device
 
         heard = self._heard(publication)
-        door = Door(self._table, self.noise, trip=self._seq)
-        context = replace(self._context(), release=door.release, masked=door.masked, trip=self._seq)
+        door = Door(self._table, self.noise, trip=self._trips)
+        context = replace(self._context(), release=door.release, masked=door.masked, trip=self._trips)
         step = advance(self.protocol.device, self.task, self._state, heard, context)
         vectors = self._said_under_masks(step, door)
         state = device.mask(rounds.terms, held, vectors)
@@ -760,16 +765,17 @@ class Runner:
         samples = [_unpack(body, self.task) for body in bodies]
         x, y = np.stack([x for x, _ in samples]), np.stack([y for _, y in samples])
         learner.judge(x, y)
-        return learner.packed(self._seq, x, y, self.source.latest), learner.batches
+        return learner.packed(self._trips, x, y, self.source.latest), learner.batches
 
-    def _standing(self, state: Any, seq: int, again: _Serving | None) -> bytes:
+    def _standing(self, state: Any, seq: int, again: _Serving | None, trips: int | None = None) -> bytes:
         """Where the protocol stands after a step, as it is kept on disk, and how often the batch has served that serves
         again. Its samples are in `waiting`, not here."""
         served = {} if again is None or not again.served else {"first": again.serials[0], "served": again.served}
         more: dict[str, Any] = {} if self.letters is None else {"post": self.letters.post.plain()}
         if self.learner is not None:
             more["own"] = self.learner.plain()
-        return pack({"seq": seq, "state": None if state is None else pack_state(state), **served, **more})
+        made = {"seq": seq, "trips": self._trips if trips is None else trips}
+        return pack({**made, "state": None if state is None else pack_state(state), **served, **more})
 
     # --- sensing ---
 
@@ -970,7 +976,8 @@ class Runner:
         served, place = now.served + 1, self._place
         again = replace(now, served=served) if served < self._uses else None
         own, batches = self._own(serials)
-        standing = self._standing(step.state, seq, again)
+        trips = self._trips + bool(door.passages)
+        standing = self._standing(step.state, seq, again, trips)
         write = partial(ledger.charge, outbox=outbox, contents=contents, state=standing)
         write = partial(write, remember=own, batches=batches)
         if self._lazy and not now.served:
@@ -986,7 +993,7 @@ class Runner:
         else:
             write = partial(write, given=() if again is not None else serials)
         await self.commit(partial(write, self.task.hash, charges, self.member.budgets, round_=round_))
-        self._seq, self._place, self._serving, self._bodies = seq, place, again, []
+        self._seq, self._trips, self._place, self._serving, self._bodies = seq, trips, place, again, []
         if self.learner is not None and own is not None:
             self.learner.add(own)
         return sealed
@@ -1175,8 +1182,9 @@ def _stopped(step: Step[Any]) -> str | None:
 
 def _read_standing(data: bytes | None) -> dict[str, Any]:
     """What is kept on disk of a task: `seq`, the number of the last message that was sealed (the server counts from 1);
-    `state`, of the protocol; `first` and `served`, the first serial of the batch that serves again and how often it
-    has; `post` and `own`, what became of letters and of predictions."""
+    `trips`, check-ins that were charged, whatever became of them; `state`, of the protocol; `first` and `served`, the
+    first serial of the batch that serves again and how often it has; `post` and `own`, what became of letters and of
+    predictions."""
     return {} if data is None else msgpack.unpackb(data)
 
 
