@@ -438,6 +438,14 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{KILLERS}test_a_row_with_an_entry_that_is_not_finite_counts_as_zero[nan]",
     ),
     Mutant(
+        "grid: integers wrap round on an accelerator",
+        GRID,
+        'return rows.dtype == np.int32 and rows.shape[-1] * (clip + 1) ** (1 if norm == "l1" else 2) < 2**31',
+        'return rows.dtype.kind in "iu"',
+        "tests/privacy/test_grid.py::"
+        "test_integers_of_any_type_stay_within_the_clip_where_their_norm_would_wrap_round[46000-int32-l2-jax]",
+    ),
+    Mutant(
         "nan passed on by the buffer",
         "buffer.py",
         "x if np.isfinite(x).all() else np.zeros_like(x)",

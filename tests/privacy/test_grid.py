@@ -152,6 +152,26 @@ def test_counts_are_not_scaled_and_a_row_above_the_clip_counts_as_zero(engine, n
 
 
 @BOTH
+@EACH
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"])
+@pytest.mark.parametrize("clip", [1, 300, LARGEST_CLIP])
+def test_integers_of_any_type_stay_within_the_clip_where_their_norm_would_wrap_round(engine, norm, dtype, clip):
+    least, most = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    ends = [(most, most), (least, least), (most, least), (min(most, clip),) * 2, (1, 0), (min(most, 2**15),) * 2]
+    rows = np.array([pair * 4 for pair in ends]).astype(dtype)
+    for row in rows:
+        given = jax.numpy.asarray(row[None]) if engine == "jax" else row[None]
+        found = np.asarray(COUNTS.sum(given, norm=norm, clip=clip)).astype(np.int64)
+        assert np.linalg.norm(found, NORMS[norm]) <= clip
+
+
+@BOTH
+def test_a_hundred_thousand_counts_stay_within_an_l1_clip(engine):
+    row = np.full((1, 93_369), LARGEST_CLIP, np.int32)  # in int32 their sum is below zero
+    assert abs(total(engine, row, "l1", LARGEST_CLIP, step=Fraction(1))).sum() <= LARGEST_CLIP
+
+
+@BOTH
 def test_a_row_that_only_floats_hold_for_short_enough_counts_as_zero(engine):
     row = np.array([[8193.0, 1.0]])  # 8193^2 + 1 is 8193^2 in float32
     assert total(engine, row, "l2", 8193, step=Fraction(1)).tolist() == [0, 0]

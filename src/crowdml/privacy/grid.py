@@ -48,7 +48,7 @@ class Grid:
             raise ValueError(f"A clip of {clip} grid steps is outside 1 to {LARGEST_CLIP}; choose another grid step.")
         xp, shape = namespace(rows), rows.shape[1:]
         rows = rows.reshape(len(rows), -1)  # flat, an accelerator does all that follows in one go
-        if rows.dtype.kind in "iu" and self.step == 1:
+        if self.step == 1 and _are_counts(rows, norm, clip if isinstance(clip, int) else LARGEST_CLIP):
             steps, usable = xp.clip(rows, -clip - 1, clip + 1).astype(xp.int32), True  # so that no norm can wrap round
         else:
             rows = rows.astype(xp.result_type(rows.dtype, xp.float32))  # half a float would overflow below
@@ -75,6 +75,16 @@ class Grid:
 def _norm(rows: Array, norm: Norm) -> Array:
     """[b, n] -> [b, 1]: the l1 norm, or the square of the l2 norm."""
     return (abs(rows) if norm == "l1" else rows * rows).sum(-1, keepdims=True)
+
+
+def _are_counts(rows: Array, norm: Norm, clip: int) -> bool:
+    """Whether rows are integers whose norms cannot wrap round once each entry is held to just above the clip.
+
+    An accelerator adds in int32 what NumPy adds in int64, and has no bounds below zero for what is unsigned.
+    """
+    if namespace(rows) is np:
+        return rows.dtype.kind in "iu"
+    return rows.dtype == np.int32 and rows.shape[-1] * (clip + 1) ** (1 if norm == "l1" else 2) < 2**31
 
 
 COUNTS = Grid(Fraction(1))
