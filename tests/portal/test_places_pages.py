@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from crowd import Crowd, open_crowd
 from desk import Desk, set_up
 from device import Device
+from markupsafe import Markup
 from masked_device import crowd as masked_crowd
 from masked_device import through
 from proportions_task import HISTOGRAM, ROW, histogram
@@ -224,3 +225,17 @@ def test_dots_of_places_that_are_a_few_metres_apart_stand_side_by_side(task: str
     wide, high = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)[0])
     assert at.min() > 0
     assert (at.max(0) < (wide, high)).all()
+
+
+def test_a_map_is_drawn_once_for_all_who_look_until_somebody_falls_silent():
+    figures = [PlaceFigures(n, f"<corner {n}>", n / 7, n / 5, True, 1, 1, None) for n in range(6)]
+    alive = tuple(PlaceRow(each, "alive", 3) for each in figures)
+    states = {"alive": "alive", "silent": "silent"}
+    drawn = place_map(Places(alive, ()), "map", states)
+    newer = tuple(replace(row, figures=replace(row.figures, letters=2, bytes=9)) for row in alive)
+    assert place_map(Places(newer, ()), "map", states) is drawn
+    assert "&lt;corner 5&gt;: alive" in drawn
+    silent = (replace(alive[0], state="silent"), *alive[1:])
+    assert "&lt;corner 0&gt;: silent" in place_map(Places(silent, ()), "map", states)
+    assert "<b>" in place_map(Places(alive, ()), Markup("<b>"), states)
+    assert "<b>" not in place_map(Places(alive, ()), "<b>", states)

@@ -6,6 +6,7 @@ silent if its last letter is much older than is usual among the others: devices 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -85,10 +86,11 @@ def places_of(hub: Hub, task: Task) -> Places | None:
     newest = max(at.values(), default=None)
     ages = {} if newest is None else {place: (newest - when).total_seconds() for place, when in at.items()}
     late = max(PATIENCE, OFTEN * median(ages.values())) if ages else PATIENCE
-    links = {(min(place, other), max(place, other)) for place, others in enumerate(relay.peers) for other in others}
+    linked = relay.peers if len(found) <= MOST_LINKED else ()
+    links = {(min(place, other), max(place, other)) for place, others in enumerate(linked) for other in others}
     return Places(
         tuple(PlaceRow(each, _state(each, ages.get(each.place), late), len(relay.peers[each.place])) for each in found),
-        tuple(sorted(links)) if len(found) <= MOST_LINKED else (),
+        tuple(sorted(links)),
     )
 
 
@@ -104,22 +106,36 @@ def place_map(places: Places, title: str, states: dict[str, str]) -> Markup:
     Longitudes are drawn as wide as they are in the middle of the map. Dots that would cover each other stand side by
     side: those of one junction are a few metres apart.
     """
-    size = 7.0 if len(places.rows) <= 40 else 5.0 if len(places.rows) <= 300 else 3.0
-    at = _side_by_side(_spots([(row.figures.lat, row.figures.lon) for row in places.rows]), 2 * size + 2)
+    where = tuple((row.figures.lat, row.figures.lon) for row in places.rows)
+    shown = tuple((row.figures.name, row.state) for row in places.rows)
+    return _drawn(where, shown, places.links, title, tuple(states.items()))
+
+
+@lru_cache(maxsize=16, typed=True)
+def _drawn(
+    where: tuple[tuple[float, float], ...],
+    shown: tuple[tuple[str, str], ...],
+    links: tuple[tuple[int, int], ...],
+    title: str,
+    said: tuple[tuple[str, str], ...],
+) -> Markup:
+    """Drawn once for all who look, until somebody comes or falls silent: thousands of dots take a tenth of a second."""
+    size = 7.0 if len(where) <= 40 else 5.0 if len(where) <= 300 else 3.0
+    at, states = _side_by_side(_spots(where), 2 * size + 2), dict(said)
     named = len(at) <= MOST_NAMED
     lines = Markup("").join(
         Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(*at[one], *at[other])
-        for one, other in places.links
+        for one, other in links
     )
     dots = Markup("").join(
         Markup('<circle class="{s}" cx="{x:.1f}" cy="{y:.1f}" r="{r:g}">{t}</circle>').format(
-            s=row.state,
+            s=state,
             x=x,
             y=y,
-            r=size / 2 if row.state == "free" else size,
-            t=Markup("<title>{}: {}</title>").format(row.figures.name, states[row.state]) if named else "",
+            r=size / 2 if state == "free" else size,
+            t=Markup("<title>{}: {}</title>").format(name, states[state]) if named else "",
         )
-        for row, (x, y) in zip(places.rows, at, strict=True)
+        for (name, state), (x, y) in zip(shown, at, strict=True)
     )
     high = max((y for _, y in at), default=0.0) + EDGE
     return Markup(
@@ -127,7 +143,7 @@ def place_map(places: Places, title: str, states: dict[str, str]) -> Markup:
     ).format(w=WIDE, h=high, t=title, l=lines, d=dots)
 
 
-def _spots(where: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+def _spots(where: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """Latitude and longitude as x and y inside the map."""
     south, north = min(lat for lat, _ in where), max(lat for lat, _ in where)
     west, east = min(lon for _, lon in where), max(lon for _, lon in where)
