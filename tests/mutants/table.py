@@ -1714,6 +1714,20 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LOOKED}test_the_noise_of_a_count_is_one_over_epsilon_and_of_distances_two_bounds_over_epsilon",
     ),
     Mutant(
+        "validation: rows that are coded in another way have a budget of their own",
+        LOOKS,
+        "        _check_features(connection, hash_, terms)\n",
+        "",
+        f"{KEPT}test_the_same_features_with_other_labels_have_no_budget_of_their_own[sqlite-charged-charged]",
+    ),
+    Mutant(
+        "validation: rows are known by their labels alone",
+        VALIDATION,
+        "return _hash(x) + _hash(",
+        "return _hash(",
+        f"{LOOKED}test_rows_are_read_from_files_and_data_sets_and_no_refusal_shows_one",
+    ),
+    Mutant(
         "a look at private rows is not charged",
         LOOKS,
         "        total += many * _loss(loss).epsilon\n",

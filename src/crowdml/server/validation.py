@@ -199,9 +199,16 @@ def _unreadable(where: object, place: str) -> DataError:
 
 
 def rows_hash(samples: Samples) -> bytes:
-    """The same for the same rows, in whatever order."""
-    each = np.concatenate([samples.x, np.asarray(samples.y)[:, None]], axis=1).astype("<f4")
-    hashes = sorted(hashlib.sha256(row.tobytes()).digest() for row in each)
+    """64 bytes, the same for the same rows in whatever order: of their features, then of features and labels.
+
+    What a label is as a number depends on the task; whose row it is does not, so rows are known by their features too.
+    """
+    x = np.asarray(samples.x, "<f4")
+    return _hash(x) + _hash(np.concatenate([x, np.asarray(samples.y, "<f4")[:, None]], axis=1))
+
+
+def _hash(rows: Array) -> bytes:
+    hashes = sorted(hashlib.sha256(row.tobytes()).digest() for row in rows)
     return hashlib.sha256(b"crowdml/rows/1" + b"".join(hashes)).digest()
 
 

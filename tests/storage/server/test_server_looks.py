@@ -90,6 +90,27 @@ def test_what_was_private_never_becomes_public_and_what_was_public_has_no_price(
             put(store, task, charged(), other)
 
 
+@pytest.mark.parametrize(
+    ("first", "then"), [(charged(), charged()), (charged(), PUBLIC), (PUBLIC, charged())], ids=lambda terms: terms.kind
+)
+def test_the_same_features_with_other_labels_have_no_budget_of_their_own(url, first, then):
+    """As a task whose classes stand in another order reads the same file."""
+    with Store(url) as store:
+        one, two = prepare(store, 1), store.add_task(b"another", "other", NOW, "running")
+        put(store, one, first, ROWS + b"labels")
+        detach(store, one)
+        with pytest.raises(StoreError, match="the same features were attached with other labels"):
+            put(store, two, then, ROWS + b"others")
+        assert not validations(store)
+        put(store, two, first, ROWS + b"labels")
+
+
+def test_public_rows_may_have_other_labels_in_another_task(url):
+    with Store(url) as store:
+        one, two = prepare(store, 1), store.add_task(b"another", "other", NOW, "running")
+        assert put(store, one, PUBLIC, ROWS + b"labels") != put(store, two, PUBLIC, ROWS + b"others")
+
+
 def test_a_charge_is_neither_edited_nor_deleted(url):
     with Store(url) as store:
         task = prepare(store, 1)

@@ -23,6 +23,8 @@ from crowdml.storage.server.store import Store
 __all__ = ["Kind", "Look", "Terms", "Validation", "add_look", "attach", "detach", "looks_of", "rows_of", "validations"]
 
 Kind = Literal["public", "charged"]
+FEATURES = 32
+"""Bytes of the hash of rows that tell their features, whatever their labels are in a task."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def attach(
                 else "these rows were looked at as public ones, exactly, and no charge can take that back. "
                 f"{NOTHING_WRITTEN} Name other rows, or say --public."
             )
+        _check_features(connection, hash_, terms)
         if known is None:
             made = connection.execute(
                 validation_rows.insert().values(
@@ -115,6 +118,17 @@ def attach(
         )
         _erase_unused(connection)
         return _read(connection, number)[0]
+
+
+def _check_features(connection: Connection, hash_: bytes, terms: Terms) -> None:
+    """Refuse rows that are here with other labels: looks at those would not be charged to these, nor be exact."""
+    for row in connection.execute(sa.select(validation_rows.c.hash, validation_rows.c.kind)):
+        same = row.hash != hash_ and row.hash[:FEATURES] == hash_[:FEATURES]
+        if same and "charged" in (row.kind, terms.kind):
+            raise StoreError(
+                "rows with the same features were attached with other labels, and what looks at those tell of them "
+                f"would not be counted. {NOTHING_WRITTEN} Name other rows, or let the tasks name their labels alike."
+            )
 
 
 def detach(store: Store, of: bytes) -> bool:
