@@ -1334,6 +1334,13 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{STEPPED}test_a_sum_of_several_contributions_promises_nothing_to_a_device",
     ),
     Mutant(
+        "local updates: a server that counts below zero has devices climb the loss",
+        LOCAL,
+        "xp.clip(xp.asarray(now), 0, 2**31 - 2)",
+        "xp.asarray(now)",
+        f"{STEPPED}test_no_number_that_a_server_publishes_has_a_sample_move_an_update_further[-2-rounds]",
+    ),
+    Mutant(
         "local updates: one sample of the batch, not of its minibatch",
         LOCAL,
         "most / (settings.size * float(reach))",

@@ -9,7 +9,7 @@ import numpy as np
 
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import clipped_sum, gradient_sum, known_class, score, settled
+from crowdml.models.scores import LARGEST, clipped_sum, gradient_sum, known_class, score, settled
 
 __all__ = ["Softmax"]
 
@@ -53,8 +53,10 @@ class Softmax:
 
     def gradients(self, weights: Array, samples: Samples) -> Array:
         x, residual = self._slopes(weights, samples)
-        usable = residual[:, 0] == residual[:, 0]  # NaN alone differs from itself, and all of a sample's are or none
-        return namespace(x).where(usable[:, None, None], x[:, :, None] * residual[:, None, :], 0)
+        usable = (residual == residual).all(-1, keepdims=True)  # NaN alone differs from itself
+        xp = namespace(x)
+        finite = xp.where(abs(x) <= LARGEST, x, 0)  # apart from the slopes, which an accelerator has in one piece
+        return finite[:, :, None] * xp.where(usable, residual, 0)[:, None, :]
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
         return gradient_sum(*self._slopes(weights, samples))
