@@ -90,6 +90,24 @@ def test_the_stability_is_reached_by_two_samples_that_pull_in_opposite_ways():
     assert 0.95 * claimed < parted <= claimed
 
 
+@pytest.mark.parametrize("counter", ["rounds", "check-ins"])
+@pytest.mark.parametrize("count", [-3, -2, -1, 0, 2**31 - 1])
+def test_no_number_that_a_server_publishes_has_a_sample_move_an_update_further(counter, count):
+    """Rates c / t with t below zero would climb the loss: from a saddle between two labels one sample decides where."""
+    task = local_task(
+        dimension=1, model='kind = "logistic"', labels='classes = ["a", "b"]', batch=100,
+        protocol=f'local_steps = 12\nrate = {{ schedule = "1/t", c = 7.9, counter = "{counter}" }}',
+    )  # fmt: skip
+    fixed, labels = plan(task), np.arange(100) % 2
+    assert fixed.stable
+    public = publication(np.zeros(1), count, count)
+    one, other = (
+        said(task, Samples(np.ones((100, 1), np.float32), y), public).update.value.astype(np.int64)
+        for y in (labels, np.where(np.arange(100) == 0, 1, labels))
+    )
+    assert np.linalg.norm(one - other) <= fixed.table["update"].sensitivity.bound
+
+
 @pytest.mark.parametrize(("l2", "expected"), [(0.01, 1.991024), (0.1, 1.912358), (1.0, 1.302643), (0.0, 2.0)])
 def test_a_device_moves_its_weights_as_far_as_the_review_says(l2, expected):
     """Section 5: eta = 0.1, S_d = 10, |x| <= 1, slope at most 1: Delta2 of w is 2 C H."""

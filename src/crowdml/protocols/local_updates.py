@@ -572,12 +572,15 @@ def contribute(task: Task, waiting: Private[Samples] | None, public: Weights, ct
 
 
 def first_count(fixed: Plan, version: Integers, taken: Integers, trip: Any) -> Integers:
-    """The counter of the rate at the first local step of a check-in."""
+    """The counter of the rate at the first local step of a check-in: 1 or more, whatever the server published.
+
+    One below zero would have steps that climb the loss, which part two paths as far as they go.
+    """
     xp = namespace(version)
     counter = fixed.settings.rate.counter
     now = {"rounds": version, "check-ins": taken, "trips": trip, "steps": version * 0,
            "path": trip * fixed.settings.local_steps}[counter]  # fmt: skip
-    return (xp.asarray(now) + 1).astype(xp.int32)
+    return xp.clip(xp.asarray(now), 0, 2**31 - 2).astype(xp.int32) + xp.int32(1)
 
 
 def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -> Array:
