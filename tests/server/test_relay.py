@@ -27,6 +27,7 @@ from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.letters import MOST_LETTERS, Letter, Mailbox, few, open_mailbox
+from crowdml.wire.packing import LARGEST_INTEGER
 from crowdml.wire.problems import Problem
 
 TASK = street()
@@ -286,7 +287,17 @@ def test_a_long_mailbox_is_read_bit_by_bit_with_nothing_left_out(tmp_path: Path)
         assert (len(rest.letters), rest.last) == (10, MOST_LETTERS + 10)
 
 
-@pytest.mark.parametrize("after", ["x", "-1", "1&after=2", "9" * 30, ""])
+def test_a_device_that_was_told_of_an_entry_beyond_all_others_finds_its_way_back(tmp_path: Path) -> None:
+    """As by somebody between it and its server, or before the server was restored from a backup."""
+    with a_street(tmp_path) as (_, devices):
+        assert say(devices[0], 0).status == 202
+        told = mailbox(devices[1], LARGEST_INTEGER)
+        assert told == Mailbox(1)
+        assert say(devices[0], 0).status == 202
+        assert [letter.index for letter in mailbox(devices[1], told.last).letters] == [2]
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "1&after=2", "9" * 30, str(LARGEST_INTEGER + 1), ""])
 def test_an_entry_is_a_whole_number(shared: Street, after: str) -> None:
     answer = shared[1][0].signed("GET", path_of(TASK, f"/mailbox?after={after}"))
     assert (answer.status, answer.slug) == (400, "bad-request")

@@ -36,7 +36,7 @@ from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import Offer, TaskRunner
 from crowdml.storage.server import StoreError
 from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
-from crowdml.wire.packing import pack
+from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_start
 from crowdml.wire.requests import LARGEST_ENROLMENT, open_enrolment, parse_authorization
@@ -379,7 +379,7 @@ def _number(scope: Scope, name: str) -> int | None:
     if not found:
         return None
     text = found[0]
-    if len(found) > 1 or not (text.isascii() and text.isdigit() and len(text) <= 18):
+    if len(found) > 1 or not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= LARGEST_INTEGER):
         raise Problem("bad-request", f"`{name}` is a whole number, once.")
     return int(text)
 

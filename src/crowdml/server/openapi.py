@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from crowdml import __version__
+from crowdml.wire.packing import LARGEST_INTEGER
 from crowdml.wire.problems import CONTENT_TYPE, PROBLEMS
 
 MSGPACK, JSON = "application/msgpack", "application/json"
@@ -98,7 +99,7 @@ OPERATIONS = (
               "application/octet-stream", schema="Place", headers=("Cache-Control",), signed="always"),
     Operation("get", "/v1/tasks/{task}/mailbox", "What peers wrote to the place where this device stands.",
               {200: MSGPACK}, (*LOOK, "not-found", "bad-request", "no-place"), None,
-              (("query", "after", {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}),),
+              (("query", "after", {"type": "integer", "minimum": 0, "maximum": LARGEST_INTEGER}),),
               headers=("Cache-Control",), signed="always"),
     Operation("get", "/problems/{slug}", "What a refusal of this type means.", {200: JSON}, ("not-found",),
               schema="Meaning"),
