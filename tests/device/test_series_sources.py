@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback import QuickClock, joined, serving
 
+from crowdml.device.client import Client
+from crowdml.device.fleet import Fleet
 from crowdml.device.sources import FileSource, LiveSource, Sample, Series, Share, deal_sources, open_source
 from crowdml.errors import DataError
 from crowdml.features.series import label, look_ahead
 from crowdml.task import parse
 
-TASK = parse("""
+TEXT = """
 name = "street"
 [features]
 kind = "windows"
@@ -33,7 +36,9 @@ batch = 4
 [privacy]
 mechanism = "discrete-laplace"
 epsilon = { counts = 1.0 }
-""")
+budget = { epsilon = 1.0, samples = 1000 }
+"""
+TASK = parse(TEXT)
 EDGES = [10.0, 50.0]
 READINGS = [3, 12, 55, 9, 10, 49.5, 50, 7, 80, 21, 5, 60]
 
@@ -94,6 +99,41 @@ def test_a_reader_that_comes_back_goes_on_at_the_next_sample_with_nothing_lost_a
 
     in_pieces()
     assert all_of(open_source(f"csv:{path}", TASK)) != []
+
+
+class Noted(FileSource):
+    """Notes which readings it gave as the labels of samples: of readings 0, 1, 2, ... the window says which."""
+
+    def __init__(self, task, labels: list[float], *, waits: bool) -> None:
+        super().__init__("sensor:0/1", Series([float(each) for each in range(60)], task), task)
+        self.labels, self.waits, self.horizon = labels, waits, task.features.horizon
+
+    async def read(self, most: int) -> list[Sample]:
+        samples = await super().read(most)
+        self.labels += [float(sample.x[-1]) + self.horizon for sample in samples]
+        return samples
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_no_reading_is_a_label_in_two_tasks_whose_windows_are_unlike(tmp_path, waits):
+    """A sample of the first has its label four readings on, of the second one: those between were counted already."""
+    shorter = parse(TEXT.replace("dimension = 3\nhorizon = 2", "dimension = 1\nhorizon = 1"))
+    labels: list[float] = []
+
+    async def take_part(task) -> None:
+        client, home = Client(server.address), joined(tmp_path / "device", task)
+        found, protocol = home.accepted(task.hash)
+        fleet = Fleet(home, client, found, protocol, clock=QuickClock().clock)
+        try:
+            await fleet.enrol(server.code, None)
+            assert (await fleet.run(lambda _: Noted(found, labels, waits=waits), most=2)).check_ins == 2
+        finally:
+            await client.close()
+
+    with serving(tmp_path / "server", TASK, shorter) as server:
+        for task in (TASK, shorter, TASK):
+            asyncio.run(take_part(task))
+    assert labels == list(range(4, 4 + len(labels)))
 
 
 def test_a_file_that_grew_goes_on_where_it_ended(tmp_path):

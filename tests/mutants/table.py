@@ -1440,6 +1440,13 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{SCHEDULED}test_a_device_that_stops_and_returns_goes_on_in_its_schedule",
     ),
     Mutant(
+        "windows: a task with shorter ones counts readings again",
+        "device/sources.py",
+        "return self._task.features.dimension + self._task.features.horizon - 1",
+        "return 0",
+        "tests/device/test_series_sources.py::test_no_reading_is_a_label_in_two_tasks_whose_windows_are_unlike[True]",
+    ),
+    Mutant(
         "schedules: the server's numbers say which check-in it is",
         "device/runner.py",
         "        self._seq = seq\n",

@@ -818,7 +818,7 @@ class Runner:
         place = 0 if name is None else self.member.ledger.taken(name)
         if self.member.recovered and not place and not self.new_data:
             raise BudgetExhausted(_AGAIN)
-        await self.source.skip(place)
+        await self.source.skip(max(0, place - self.source.before))
         self._place = self.source.taken
 
     async def _sense(self) -> None:
@@ -837,7 +837,8 @@ class Runner:
                     self._ended = self.source.why_ended
                     break
                 bodies = [_pack(sample) for sample in samples]
-                keep = partial(ledger.keep, self.task.hash, bodies, source=name, taken=self.source.taken)
+                taken = self.source.before + self.source.taken
+                keep = partial(ledger.keep, self.task.hash, bodies, source=name, taken=taken)
                 serials = await self.commit(keep)
                 for serial, body in zip(serials, bodies, strict=True):
                     self._keep_in_sight(serial, body)
@@ -987,7 +988,7 @@ class Runner:
                 write,
                 take=range(serials[0], serials[-1] + 1),
                 source=self.source.name,
-                taken=place,
+                taken=self.source.before + place,
                 keep=kept,
             )
         else:

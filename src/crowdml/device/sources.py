@@ -93,6 +93,12 @@ class SampleSource:
     """Whether its rows stay where they are until they are read: then there is no need to read ahead."""
 
     @property
+    def before(self) -> int:
+        """Rows that come before the first sample's label. A place in a source is told in rows, labels and all: a task
+        with shorter windows goes on after the last reading that was a label, or one of them would be in two batches."""
+        return 0
+
+    @property
     def latest(self) -> Any | None:
         """The window [w] of the newest readings, whose label nobody knows yet; None where samples are no windows."""
         return None
@@ -115,6 +121,10 @@ class FileSource(SampleSource):
 
     def __init__(self, name: str, rows: Iterable[tuple[Any, Any]], task: Task) -> None:
         self.name, self.taken, self.unread, self.rows, self._task = name, 0, 0, iter(rows), task
+
+    @property
+    def before(self) -> int:
+        return self.rows.before if isinstance(self.rows, Series) else 0
 
     @property
     def latest(self) -> Any | None:
@@ -172,6 +182,11 @@ class Series:
             if sample is not None:
                 return sample
         raise StopIteration
+
+    @property
+    def before(self) -> int:
+        """Readings that come before the first label."""
+        return self._task.features.dimension + self._task.features.horizon - 1
 
     @property
     def latest(self) -> Any | None:
