@@ -1,4 +1,4 @@
-"""A task that is paused: devices wait, nothing is charged for nothing, lost or counted twice; a restart changes nothing."""
+"""A task that is paused: devices wait, nothing is charged, lost or counted twice; a restart changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopback import QuickClock, joined, rows, run, serving, small_task
 from process import Server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from cli_runner import crowdml  # noqa: E402  # found by the line above
+from cli_runner import crowdml  # found by the line above
 
 from crowdml.device.folder import Folder
 from crowdml.protocols import settled

@@ -90,7 +90,7 @@ def _trials(
     ring: int,
     points: Sequence[int],
     tick: Tick,
-) -> list[Run]:
+) -> Sequence[Run]:
     """One trial, or several of the same length with a leading axis on everything."""
     schedules = [schedule for schedule, _ in group]
     count = len(schedules[0])
