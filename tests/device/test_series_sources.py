@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import QuickClock, joined, serving
 
+from crowdml.datasets.files import locate
+from crowdml.datasets.traffic import SCATS
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.sources import FileSource, LiveSource, Sample, Series, Share, deal_sources, open_source
@@ -226,6 +228,7 @@ def test_fewer_readings_than_a_window_make_no_newest_one():
     assert Series([], TASK).latest is None
 
 
+@pytest.mark.skipif(locate(SCATS) is None, reason="set CROWDML_DATA to the folder with the SCATS counts")
 def test_a_data_set_of_series_gives_each_device_one_sensor():
     source = open_source("shard:scats", TASK, Share(4, 106))
     assert isinstance(source, FileSource)
