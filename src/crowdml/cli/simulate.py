@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from crowdml.cli.task import SHIPPED_DATA, find_task
 from crowdml.errors import DataError, TaskError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from crowdml.datasets import Dataset
     from crowdml.sim.estimator import Study
     from crowdml.task import Task
@@ -99,30 +102,14 @@ def simulate(
         _counts(report, found, data, devices, population, seed, trials, dropout, counted, passes, delay)
         return
 
-    import numpy as np
-
-    from crowdml.protocols import find
     from crowdml.sim.estimator import simulate as run
     from crowdml.sim.estimator import spread_out
     from crowdml.sim.world import Delay
 
     late = Delay.parse(delay)
-    seed = secrets.randbits(32) if seed is None else seed
-    seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
-    kind = population or ("by_user" if data.groups is not None and devices is None else "iid")
-    many = devices if devices is not None else max(1, len(data.y_train) // find(found).batch(found))
-    counter = _Counter(counted)
-    with report.progress() as progress:
-        bar = progress.add_task(found.name, total=None)
-
-        def expect(total: int) -> None:
-            counter.total = total
-            progress.update(bar, total=total)
-
-        def tick(done: int) -> None:
-            counter.advance(done)
-            progress.advance(bar, done)
-
+    seed, seeds = _seeds(seed, trials)
+    kind, many = _crowd(found, data, population, devices)
+    with _followed(report, found, counted) as (expect, tick):
         study = run(
             found,
             data.x_train,
@@ -153,7 +140,6 @@ def _city(
     others: tuple[Any, ...],
 ) -> None:
     """Devices that teach each other stand at the task's places: options about who they are have no meaning."""
-    import numpy as np
 
     from crowdml.cli.city import simulate_city
     from crowdml.protocol import check_budget
@@ -165,20 +151,8 @@ def _city(
             "keep one pace; --devices, --population, --passes, --dropout and --delay do not go with that."
         )
     check_budget(find(task), task, 1)
-    seed = secrets.randbits(32) if seed is None else seed
-    seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
-    counter = _Counter(counted)
-    with report.progress() as progress:
-        bar = progress.add_task(task.name, total=None)
-
-        def expect(total: int) -> None:
-            counter.total = total
-            progress.update(bar, total=total)
-
-        def tick(done: int) -> None:
-            counter.advance(done)
-            progress.advance(bar, done)
-
+    seed, seeds = _seeds(seed, trials)
+    with _followed(report, task, counted) as (expect, tick):
         name = data_name or SHIPPED_DATA.get(task.name)
         result = simulate_city(report, task, data=name, seed=seed, seeds=seeds, expect=expect, tick=tick)
     report.finish(result)
@@ -198,32 +172,17 @@ def _counts(
     delay: str,
 ) -> None:
     """A crowd that only counts: there is no model to look at, and nobody waits for one."""
-    import numpy as np
 
     from crowdml.cli.counting import simulate_counts
-    from crowdml.protocols import find
 
     if passes != 1 or delay != "0":
         raise TaskError(
             f"task {task.name!r} counts each sample once, and nobody waits for what is published; --passes and --delay "
             "do not go with that."
         )
-    seed = secrets.randbits(32) if seed is None else seed
-    seeds = [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
-    kind = population or ("by_user" if data.groups is not None and devices is None else "iid")
-    many = devices if devices is not None else max(1, len(data.y_train) // find(task).batch(task))
-    counter = _Counter(counted)
-    with report.progress() as progress:
-        bar = progress.add_task(task.name, total=None)
-
-        def expect(total: int) -> None:
-            counter.total = total
-            progress.update(bar, total=total)
-
-        def tick(done: int) -> None:
-            counter.advance(done)
-            progress.advance(bar, done)
-
+    seed, seeds = _seeds(seed, trials)
+    kind, many = _crowd(task, data, population, devices)
+    with _followed(report, task, counted) as (expect, tick):
         result = simulate_counts(
             report,
             task,
@@ -237,6 +196,40 @@ def _counts(
             tick=tick,
         )
     report.finish(result)
+
+
+def _seeds(seed: int | None, trials: int) -> tuple[int, list[int]]:
+    """The seed, a fresh one where none was named, and one of it for each trial."""
+    import numpy as np
+
+    seed = secrets.randbits(32) if seed is None else seed
+    return seed, [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
+
+
+def _crowd(task: Task, data: Dataset, population: str | None, devices: int | None) -> tuple[str, int]:
+    """Whose the samples are and how many devices there are, where nobody says: the people, or a check-in each."""
+    from crowdml.protocols import find
+
+    kind = population or ("by_user" if data.groups is not None and devices is None else "iid")
+    return kind, devices if devices is not None else max(1, len(data.y_train) // find(task).batch(task))
+
+
+@contextmanager
+def _followed(report: Report, task: Task, counted: bool) -> Generator[tuple[Callable[[int], None], ...]]:
+    """A bar for people and lines for programs: how much is expected, and how much of it is done."""
+    counter = _Counter(counted)
+    with report.progress() as progress:
+        bar = progress.add_task(task.name, total=None)
+
+        def expect(total: int) -> None:
+            counter.total = total
+            progress.update(bar, total=total)
+
+        def tick(done: int) -> None:
+            counter.advance(done)
+            progress.advance(bar, done)
+
+        yield expect, tick
 
 
 @dataclass
