@@ -57,19 +57,25 @@ def reproduce(
                 progress.update(bar, description=f"{id_}: {text}", completed=done, total=total)
 
             figure = make(id_, quick, trials=trials, progress=hear)
-        _show(report, figure, quick)
+        _show(report, figure)
         made.append(figure.to_json() | ({"quick": True} if quick else {}))
         if out is not None:
             _keep(report, figure, made[-1], out)
     report.finish(made[0] if len(made) == 1 else {"figures": made})
 
 
-def _show(report: Report, figure: Figure, quick: bool) -> None:
-    size = " (a quick run: small, not the paper's size)" if quick else ""
-    report.heading(figure.id, f"{figure.title}{size}")
-    table = make_table("series", "ends at", "sample ε", "claimed", title=figure.y_label, wrap=True)
-    for series in figure.series:
-        label = series.privacy
+def _show(report: Report, figure: Figure) -> None:
+    report.heading(figure.id, figure.title)
+    alike = len({panel.y_label for panel in figure.panels}) == 1
+    title = figure.y_label if alike else None
+    table = make_table("series", "ends at", "sample ε", "claimed", title=title, wrap=True)
+    panels, shown = {panel.key: panel for panel in figure.panels}, ""
+    for series in sorted(figure.series, key=lambda each: list(panels).index(each.panel.split()[0])):
+        label, panel = series.privacy, series.panel.split()[0]
+        if len(panels) > 1 and panel != shown:  # several panels may have a series of the same name
+            unit = "" if alike else f" ({panels[panel].y_label})"
+            table.add_row(f"{panels[panel].title}{unit}:", "", "", "")
+            shown = panel
         honest = "-" if label.epsilon is None else f"{label.epsilon:.4g}"
         claimed = "" if label.claimed is None else f"{label.claimed:.4g}"
         name = f"{series.name}{', as published' if label.as_published else ''}"
@@ -84,7 +90,7 @@ def _show(report: Report, figure: Figure, quick: bool) -> None:
         report.print(claims)
     for note in figure.notes:
         report.print(f"- {note}")
-    report.print(f"{count_text(figure.trials, 'trial')} on {figure.data}, {figure.seconds:.1f} s.")
+    report.print(f"{count_text(figure.trials, 'trial')}, {figure.seconds:.1f} s; data: {figure.data}.")
 
 
 def _keep(report: Report, figure: Figure, result: dict[str, Any], out: Path) -> None:

@@ -168,7 +168,7 @@ def reproduce(
             )
     started = time.perf_counter()
     figure = spec.function(quick, trials, progress or _silent)
-    title = f"{figure.title}: a quick run on {figure.data}, too small to judge a paper by" if quick else figure.title
+    title = f"{figure.title}: a quick run, too small to judge a paper by" if quick else figure.title
     return replace(figure, title=title, seconds=time.perf_counter() - started)
 
 
