@@ -115,7 +115,10 @@ def test_reproduce_alone_lists_figures_and_refuses_unknown_ones():
 
 
 def test_bench_lists_its_names_and_refuses_others():
-    assert "sim" in crowdml("bench", "--json", "-").json["benchmarks"]
+    names = crowdml("bench", "--json", "-").json["benchmarks"]
+    assert "sim" in names
+    listed = [line.split() for line in crowdml("bench").out.splitlines() if line.split()]
+    assert all(any(words[0] == name and len(words) > 3 for words in listed) for name in names)
     assert "no benchmark is called" in refused("bench", "nothing")
 
 
@@ -146,6 +149,16 @@ def test_a_ledger_that_is_not_there_or_damaged_is_one_sentence(tmp_path: Path):
     assert "no ledger" in refused("ledger", "--folder", str(tmp_path))
     (tmp_path / "ledger.sqlite").write_bytes(b"SQLite format 3\x00" + b"x" * 5000)
     assert "cannot be trusted" in refused("ledger", "--folder", str(tmp_path))
+
+
+def test_a_figure_of_several_panels_names_the_panel_of_each_series_and_says_once_that_it_is_small():
+    answer = crowdml("reproduce", "sachweh/fig3", "--quick", "--trials", "1")
+    assert answer.code == 0, answer.err
+    lines = [" ".join(line.split()) for line in answer.out.splitlines()]
+    first, second = lines.index("Sound: the same with bins of equal size:"), lines.index("Sound: by batch size:")
+    assert any(line.startswith("kNN, central") for line in lines[first:second])
+    assert any(line.startswith("p-LLP, ours, b = 8") for line in lines[second:])
+    assert " ".join(lines).count("a quick run") == 1
 
 
 @pytest.mark.slow

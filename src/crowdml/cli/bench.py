@@ -16,11 +16,14 @@ from crowdml.errors import UnknownName
 @json_option
 def bench(name: str | None, plot_path: str | None, json_path: str | None) -> None:
     """Measure ours beside hand-written limits and installed peers, in one run. Without NAME: list the benchmarks."""
-    from crowdml.bench import NAMES, run
+    from crowdml.bench import NAMES, WHAT, run
 
     report = Report(json_path, plot_path)
     if name is None:
-        report.print("\n".join(NAMES))
+        table = make_table("benchmark", "what it measures", numbers=False)
+        for each, what in WHAT.items():
+            table.add_row(each, what)
+        report.print(table)
         report.finish({"benchmarks": list(NAMES)})
         return
     if name not in NAMES:
