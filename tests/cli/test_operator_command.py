@@ -80,6 +80,10 @@ def test_invitations_are_written_as_csv_and_as_a_sheet_and_let_devices_in(tmp_pa
         ended = crowdml("invitation", "end", listed["id"][:8], "--folder", str(data), "--json", "-").json
         assert ended["ended"] == 50
         assert Device(server.line()).enrol(rows[8]["code"]).slug == "invitation"
+        assert "(over)" in crowdml("invitation", "list", "--folder", str(data)).out
+        (one,) = crowdml("invite", "--folder", str(data), "--json", "-").json["invitations"]
+        assert Device(server.line()).enrol(one["code"]).status == 201
+        assert "used up" in crowdml("invitation", "list", "--folder", str(data)).out
         assert "0 batches" in refused("invitation", "end", "000000", "--folder", str(data))
 
 

@@ -207,7 +207,7 @@ def list_invitations(folder: Path, database: str | None, json_path: str | None) 
     for each in found:
         tasks = ", ".join(names[hash_] for hash_ in each.tasks) or "all"
         end = "" if each.ends_at is None else each.ends_at[:16].replace("T", " ")
-        state = end if each.is_open(now) else f"{end or 'used up'} (over)"
+        state = end if each.is_open(now) else "used up" if each.used >= each.uses else f"{end} (over)"
         table.add_row(each.id[:8], one_line(each.label), str(each.number), f"{each.used} of {each.uses}", tasks, state)
     report.print(table)
     rows = [
