@@ -791,5 +791,5 @@ def describe_cost(cost: Cost) -> str:
     text = f"sample ε {cost.epsilon_sample:.3g}, device ε {cost.epsilon_device:.4g}"
     text += f" (δ {cost.delta:g})" if cost.delta else ""
     if cost.alone_sample > cost.epsilon_sample:
-        text += f"; if everyone else colludes {cost.alone_sample:.3g} and {cost.alone_device:.4g}"
+        text += f"; if everyone else colludes {cost.alone_sample:.4g} and {cost.alone_device:.4g}"
     return text if cost.claimed is None else f"{text}; as published, claimed {cost.claimed:.3g}"
