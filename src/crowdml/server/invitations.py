@@ -214,15 +214,15 @@ def qr_svg(text: str) -> str:
 SHEET_STYLE = """
 @page { size: A4; margin: 12mm }
 * { box-sizing: border-box }
-body { font: 10.5pt/1.35 system-ui, sans-serif; margin: 0; color: #000; background: #fff }
+body { font: 9pt/1.3 system-ui, sans-serif; margin: 0; color: #000; background: #fff }
 .cards { display: grid; grid-template-columns: repeat(2, 1fr); gap: 6mm }
 .card { border: .3mm dashed #777; padding: 5mm; break-inside: avoid; display: grid; height: 62mm; overflow: hidden;
-        grid-template-columns: 38mm 1fr; gap: 4mm; align-items: start; overflow-wrap: anywhere }
-.card svg { width: 38mm; height: 38mm }
-.card h2 { font-size: 11.5pt; margin: 0 0 1.5mm }
+        grid-template-columns: 30mm minmax(0, 1fr); gap: 4mm; align-items: start; overflow-wrap: anywhere }
+.card svg { width: 30mm; height: 30mm }
+.card h2 { font-size: 10.5pt; margin: 0 0 1.5mm }
 .card p { margin: 0 0 1.5mm }
-.card code { font: 600 10pt ui-monospace, monospace; white-space: nowrap }
-.small { font-size: 8.5pt; color: #333 }
+.card code { font: 600 8.5pt ui-monospace, monospace }
+.card .small { font-size: 8pt; color: #333; margin: 0 }
 @media screen { body { padding: 8mm; max-width: 200mm; margin: auto } }
 """
 
