@@ -53,6 +53,7 @@ def test_a_city_learns_and_says_what_a_measurement_pays_and_what_was_sent(tmp_pa
     assert told["epsilon_device"] == 48 * 15
     assert told["accuracy_low"] <= told["accuracy"] <= told["accuracy_high"]
     assert told["accuracy"] > 0.5
+    assert 1 / 3 <= told["commonest"] < told["accuracy"]
     assert told["bytes_up"] == sum(place["bytes_up"] for place in told["places"]) > 0
     assert [place["name"] for place in told["places"]] == ["corner 1", "corner 2", "corner 3"]
     assert told["series"][0]["y"] == sorted(told["series"][0]["y"])

@@ -58,7 +58,7 @@ def simulate_city(
 
     from crowdml.protocol import quote
     from crowdml.protocols import find
-    from crowdml.sim.peers import right, simulate
+    from crowdml.sim.peers import commonest, right, simulate
 
     readings = find_readings(task, data, seed)
     values, learned = readings.values, readings.learned
@@ -71,6 +71,7 @@ def simulate_city(
     workers = (os.cpu_count() or 1) if places >= 50 else 1  # processes take a second to start
     cities = [simulate(task, values[:, :learned], seed=each, workers=workers, tick=tick) for each in seeds]
     told = np.stack([right(task, city.voters, values[:, learned:]) for city in cities])
+    usual = float(commonest(task, values[:, :learned], values[:, learned:]).mean())
     first, priced = cities[0], quote(find(task), task)
     check_ins, mean = int(first.check_ins.sum()), told.mean(axis=1)
     exact = task.privacy.mechanism == "none"
@@ -88,6 +89,7 @@ def simulate_city(
         "accuracy": mean.mean(),
         "accuracy_low": mean.min(),
         "accuracy_high": mean.max(),
+        "commonest": usual,
         "epsilon_sample": sample,
         "epsilon_device": device,
         "delta": 0.0,
@@ -130,7 +132,8 @@ def _show(report: Report, task: Task, result: dict[str, Any]) -> None:
     table.add_row(
         "accuracy on held-out days", f"{result['accuracy']:.3f}{spread if several else ''}, the mean of places"
     )
-    table.add_row("  by place", f"{y[0]:.3f} to {y[-1]:.3f}")
+    table.add_row("  by place", f"{y[0]:.3f} to {y[-1]:.3f}; one that is unlike its neighbours is outvoted")
+    table.add_row("  always the commonest label", f"{result['commonest']:.3f}")
     table.add_row("ε of a measurement", epsilon_text(result["epsilon_sample"]))
     table.add_row("ε of the dearest device", epsilon_text(result["epsilon_device"]))
     table.add_row("devices", f"{result['devices']:,}, each with its {result['peers']} nearest")
@@ -147,5 +150,6 @@ def _plot(path: Any, task: Task, result: dict[str, Any], told: Any) -> None:
 
     title = f"{result['devices']:,} devices · ε of a measurement: {epsilon_text(result['epsilon_sample'])}"
     line = result["series"][0]
-    drawn = Curve(title, line["x"], told, chance=1 / (task.classes or 1), x_label=line["unit"])
+    levels = (("always the commonest label", result["commonest"]),)
+    drawn = Curve(title, line["x"], told, levels, x_label=line["unit"])
     draw(path, f"{task.name}: {task.title}", [drawn])

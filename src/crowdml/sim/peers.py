@@ -33,7 +33,7 @@ from crowdml.wire.envelopes import pack_envelope
 from crowdml.wire.keys import SIGNATURE_SIZE
 from crowdml.wire.statements import Statement
 
-__all__ = ["City", "exchange", "learn", "right", "samples", "simulate"]
+__all__ = ["City", "commonest", "exchange", "learn", "right", "samples", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,15 @@ def right(task: Task, voters: Sequence[Voters | None], values: Array) -> Array:
     for one, readings in zip(voters, values, strict=True):
         x, y = samples(task, readings)
         shares.append(np.nan if one is None else float((predict(one, x) == y).mean()))
+    return np.array(shares)
+
+
+def commonest(task: Task, learned: Array, values: Array) -> Array:
+    """The same share of whoever says the commonest label of the readings learned from: [places]."""
+    shares: list[float] = []
+    for before, readings in zip(learned, values, strict=True):
+        (_, seen), (_, y) = samples(task, before), samples(task, readings)
+        shares.append(float((y == np.bincount(seen).argmax()).mean()))
     return np.array(shares)
 
 
