@@ -101,6 +101,19 @@ def test_a_device_writes_and_reads_its_own_space_alone(tmp_path: Path):
 # --- an operator, of a network that learns ---
 
 
+class HeldClock(QuickClock):
+    """A crowd that looks at it stands still while the gate is shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def now(self) -> float:
+        self.gate.wait(60)
+        return super().now()
+
+
 def log_in(address: str, folder: Path) -> Desk:
     with Store(folder / "server.sqlite") as store:
         store.set_operator("anna", hash_password(PASSWORD), utc_now())
@@ -115,7 +128,7 @@ def log_in(address: str, folder: Path) -> Desk:
 def test_a_network_is_paused_and_resumed_while_it_learns_and_stopped_in_the_end(tmp_path: Path, by: str):
     task, folder, ended = settled(parse(text("controlled"))), tmp_path / "server", []
     with serving(folder, task) as server:
-        home, clock = joined(tmp_path / "fleet", task), QuickClock()
+        home, clock = joined(tmp_path / "fleet", task), HeldClock()
         desk = log_in(server.address, folder)
         page = f"/operator/tasks/{task.hash.hex()[:12]}"
 
@@ -136,7 +149,9 @@ def test_a_network_is_paused_and_resumed_while_it_learns_and_stopped_in_the_end(
         crowd = threading.Thread(target=take_part)
         crowd.start()
         soon(lambda: server.check_ins(task) >= DEVICES)
+        clock.gate.clear()  # or it might be done before it is told to pause
         ask("pause")
+        clock.gate.set()
         stood, slept = server.check_ins(task), len(clock.slept)
         soon(lambda: len(clock.slept) > slept + 3 * DEVICES)
         assert server.check_ins(task) == stood, "nothing is taken while it is paused"
