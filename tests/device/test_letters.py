@@ -117,7 +117,7 @@ def test_while_samples_are_waited_for_the_mailbox_is_read_rarer_and_rarer(server
         def looked(method: str, path: str) -> None:
             if "mailbox" in path:
                 looks.append(path)
-                if len(looks) == 12:
+                if len(looks) == 8:  # of some more, its clock would be so far ahead that the server refuses it
                     gate.set()
 
         client.instead = looked
@@ -143,7 +143,7 @@ def test_while_samples_are_waited_for_the_mailbox_is_read_rarer_and_rarer(server
     assert naps[0] <= 1.0
     assert max(naps) > 8
     assert max(quick.slept) <= LONGEST_LOOK
-    assert looks >= 12
+    assert looks >= 10
 
 
 def _live(go) -> object:
