@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from crowdml.errors import DataError, UnknownName
+from crowdml.models import clusters
 from crowdml.models.clusters import (
     SOLVERS,
     Voters,
@@ -79,7 +81,7 @@ def test_each_row_goes_to_its_nearest_centre():
 
 def test_centres_are_the_means_of_their_members():
     x, _, _ = city(3, 32)
-    centres = k_means(x, 16, seed=5)
+    centres = k_means(x, 16, seed=5, iterations=200)
     nearest = assign(centres, x)
     np.testing.assert_allclose(centres, [x[nearest == j].mean(axis=0) for j in range(16)], rtol=1e-9)
 
@@ -271,3 +273,20 @@ def test_an_unknown_solver_is_refused_with_those_that_exist():
     with pytest.raises(UnknownName, match="search, shares"):
         fit(np.zeros((4, 1)), np.full((1, 2), 2), np.zeros((0, 1, 2)), np.zeros((0, 1)), k=1, restarts=1, seed=1,
             variance=0.0, solver="guess")  # pyright: ignore[reportArgumentType]  # fmt: skip
+
+
+def test_how_many_steps_are_taken_does_not_depend_on_the_windows(monkeypatch: pytest.MonkeyPatch):
+    """R3: how long a device learns before its next check-in must not tell of its samples."""
+    steps: list[int] = []
+    nearest = clusters._nearest
+
+    def counted(points: Any, centres: Any) -> Any:
+        steps.append(len(points))
+        return nearest(points, centres)
+
+    monkeypatch.setattr(clusters, "_nearest", counted)
+    rng = np.random.default_rng(4)
+    for x in (rng.normal(size=(300, 5)), np.repeat([[0.0] * 5, [9.0] * 5], 150, axis=0)):  # settles at once
+        k_means(x, 4, seed=1, starts=2)
+    assert steps == [300] * len(steps)
+    assert len(steps) == 2 * 2 * 41

@@ -1779,4 +1779,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         f"{KEPT}test_a_restored_server_looks_at_no_private_rows_before_its_operator_says_so",
     ),
+    Mutant(
+        "k-means ends when it has settled",
+        "models/clusters.py",
+        "        nearest = _nearest(points, centres)\n    return centres, float(",
+        "        before, nearest = nearest, _nearest(points, centres)\n        if (before == nearest).all():\n"
+        "            break\n    return centres, float(",
+        "tests/models/test_clusters.py::test_how_many_steps_are_taken_does_not_depend_on_the_windows",
+    ),
 )

@@ -44,11 +44,11 @@ SOLVERS: tuple[Solver, ...] = ("search", "shares")
 # --- clusters ---
 
 
-def k_means(x: Array, k: int, *, seed: int, starts: int = 1, iterations: int = 100) -> Array:
+def k_means(x: Array, k: int, *, seed: int, starts: int = 1, iterations: int = 40) -> Array:
     """Centres [k, w] of x [n, w], finite and n at least 1: the best of several starts, by the sum of squared distances.
 
-    Each start is k-means++ with the best of several candidates a place (Arthur, Vassilvitskii 2007), then Lloyd's steps
-    until nothing changes. A centre that nothing is nearest to stays where it is; where x has fewer than k distinct
+    Each start is k-means++ with the best of several candidates a place (Arthur, Vassilvitskii 2007), then Lloyd's
+    steps: always as many, for how long a device takes must not depend on its windows (review, R3). A centre that nothing is nearest to stays where it is; where x has fewer than k distinct
     rows, some centres are equal, and the first of them has the members.
     """
     x = np.asarray(x, dtype=np.float64)
@@ -97,9 +97,7 @@ def _lloyd(points: Array, centres: Array, iterations: int) -> tuple[Array, float
         sizes = np.bincount(nearest, minlength=k)
         sums = np.stack([np.bincount(nearest, column, k) for column in columns], axis=1)
         centres = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centres)
-        before, nearest = nearest, _nearest(points, centres)
-        if (before == nearest).all():
-            break
+        nearest = _nearest(points, centres)
     return centres, float(((columns.T - centres[nearest]) ** 2).sum())
 
 
