@@ -6,6 +6,8 @@ import contextlib
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -128,6 +130,24 @@ def test_a_postgresql_that_is_not_there_is_said_without_its_password():
     with pytest.raises(StoreError, match="is away") as caught:
         Store("postgresql://ada:sesame@127.0.0.1:9/nowhere")
     assert "sesame" not in str(caught.value)
+
+
+@needs_posix
+def test_a_second_store_in_one_process_leaves_the_first_its_locks(tmp_path):
+    """Closing a plain handle drops a process's locks: another process then takes the log away under open stores."""
+    path = made(tmp_path / "server.sqlite")
+    where = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[3])}
+
+    def elsewhere(then: str) -> str:
+        code = f"from crowdml.storage.server import Store; store = Store({str(path)!r}); {then}; store.close()"
+        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=where)
+        return run.stdout
+
+    with Store(path) as first:
+        Store(path).close()
+        elsewhere("pass")
+        first.set_setting("kept", b"yes")
+        assert elsewhere("print(store.setting('kept'))") == "b'yes'\n"
 
 
 @needs_posix

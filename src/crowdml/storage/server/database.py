@@ -172,7 +172,9 @@ class Database:
                 f"the database {path} is not there, though {log} is: entries may be lost. {NOTHING_WRITTEN} "
                 "Put the database back beside its log, or restore the backup to another place."
             )
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with contextlib.suppress(FileExistsError):
+            # One that is there is not opened: closing it again would drop every lock that this process has on it.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
     def _migrate(self) -> None:
         with self.reading() as connection:
