@@ -48,8 +48,9 @@ def k_means(x: Array, k: int, *, seed: int, starts: int = 1, iterations: int = 4
     """Centres [k, w] of x [n, w], finite and n at least 1: the best of several starts, by the sum of squared distances.
 
     Each start is k-means++ with the best of several candidates a place (Arthur, Vassilvitskii 2007), then Lloyd's
-    steps: always as many, for how long a device takes must not depend on its windows (review, R3). A centre that nothing is nearest to stays where it is; where x has fewer than k distinct
-    rows, some centres are equal, and the first of them has the members.
+    steps: always as many, for how long a device takes must not depend on its windows (review, R3). A centre that
+    nothing is nearest to stays where it is; where x has fewer than k distinct rows, some centres are equal, and the
+    first of them has the members.
     """
     x = np.asarray(x, dtype=np.float64)
     middle = x.mean(axis=0)
