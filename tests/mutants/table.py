@@ -977,6 +977,27 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LIES}test_G7_too_few_survivors_are_refused[8-7]",
     ),
     Mutant(
+        "masks with no neighbour",
+        "secagg/device.py",
+        "    if sharers.sum() < roster.plan.survivors or len(present) < roster.plan.threshold:",
+        "    if sharers.sum() < roster.plan.survivors:",
+        f"{LIES}test_a_device_whose_own_neighbours_are_said_to_be_missing_masks_nothing",
+    ),
+    Mutant(
+        "masks with one neighbour too few",
+        "secagg/device.py",
+        "or len(present) < roster.plan.threshold:",
+        "or len(present) < roster.plan.threshold - 1:",
+        f"{LIES}test_a_device_whose_own_neighbours_are_said_to_be_missing_masks_nothing[10]",
+    ),
+    Mutant(
+        "survivors without a device's neighbours are signed",
+        "secagg/device.py",
+        " or around < roster.plan.threshold:",
+        ":",
+        f"{LIES}test_a_device_without_enough_surviving_neighbours_signs_nothing",
+    ),
+    Mutant(
         "threshold without colluders",
         "secagg/graph.py",
         "quorum = (devices + colluders) // 2 + 1",

@@ -267,6 +267,36 @@ def test_too_few_deliverers_of_shares_are_refused(survivors: int, shown: int):
     assert f"{shown} devices delivered shares" in refused(lambda: crowd.answer(crowd.ids[0], lie))
 
 
+SPARSE = terms(80, survivors=60, colluders=0, complete=0, security=1, correctness=1)
+"""Each device has 20 of 79 others as neighbours and needs 11 of them, so 20 can be left out without missing 60."""
+
+
+@pytest.mark.parametrize("kept", [0, 10])
+def test_a_device_whose_own_neighbours_are_said_to_be_missing_masks_nothing(kept: int):
+    """Enough devices delivered shares, but not this device's neighbours: without pair masks, the seed of its own mask
+    would be all that hides its vector, and its neighbours reveal that seed (review 2, privacy finding 6)."""
+    crowd = Crowd(SPARSE, 80)
+    crowd.go_to("mask")
+    around = [crowd.ids[peer] for peer in crowd.roster.neighbours[0]]
+    left_out = set(around[kept:])
+    shown = [one for one in crowd.ids if one not in left_out]
+    assert len(shown) >= SPARSE.survivors
+    assert len(around) - len(left_out) == kept < SPARSE.plan(80).threshold
+    honest = told(crowd, crowd.ids[0])
+    lie = replace(honest, sharers=chosen(crowd, shown), sealed=honest.sealed[: kept * 88])
+    assert f"{kept} of them neighbours" in refused(lambda: crowd.answer(crowd.ids[0], lie))
+    assert crowd.devices[crowd.ids[0]].phase == "shared"
+
+
+def test_a_device_without_enough_surviving_neighbours_signs_nothing():
+    """The round cannot end without them: the device's own seed could not be rebuilt. It says so instead of signing."""
+    crowd = Crowd(SPARSE, 80)
+    crowd.go_to("agree")
+    around = {crowd.ids[peer] for peer in crowd.roster.neighbours[0][10:]}
+    lie = Survivors(1, chosen(crowd, [one for one in crowd.ids if one not in around]))
+    assert "10 of them neighbours" in refused(lambda: crowd.answer(crowd.ids[0], lie))
+
+
 def test_devices_that_were_shown_different_deliverers_share_no_mask_and_no_signature():
     crowd = at("mask")
     message = told(crowd, crowd.ids[0])
