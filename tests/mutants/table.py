@@ -998,6 +998,20 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LIES}test_a_device_without_enough_surviving_neighbours_signs_nothing",
     ),
     Mutant(
+        "float error of local steps is free",
+        PARTS,
+        "slack = float_error + step / 2**10",
+        "slack = step / 2**10",
+        "tests/protocols/test_admm.py::test_what_floats_and_the_grid_may_add_to_an_update_is_paid",
+    ),
+    Mutant(
+        "rounding a share of an update is free",
+        MECHANISMS,
+        "slack = row.grid.step / 2**10  # for the product with the share",
+        "slack = 0",
+        "tests/protocols/test_noise_schedules.py::test_a_check_in_s_row_has_the_noise_of_all_and_the_sensitivity_of_its_share[stable]",
+    ),
+    Mutant(
         "threshold without colluders",
         "secagg/graph.py",
         "quorum = (devices + colluders) // 2 + 1",

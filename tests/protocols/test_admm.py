@@ -15,8 +15,10 @@ from crowdml.privacy.calibration import analytic_sigma, gdp_epsilon, skellam_los
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import l1_of
 from crowdml.privacy.noise import SystemSource
+from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import Observer
 from crowdml.protocols.admm import plan, solved, stability_of
+from crowdml.protocols.parts import stable_row
 from crowdml.sim.published_admm import dual_price, published_sigma, total_epsilon
 
 NUMBER = 'kind = "number"'
@@ -57,6 +59,23 @@ def adversaries(task, loss):
         y[0] = 1 if loss in ("logistic", "smooth-svm") else 0
         pair.append(Samples(x, y))
     return *pair, weights
+
+
+def test_what_floats_and_the_grid_may_add_to_an_update_is_paid():
+    """Review 2: the price stayed the same when the error of floating-point steps was left out of the sensitivity."""
+    task = admm_task()
+
+    def priced(error: Fraction):
+        return stable_row(
+            task, "update", Rows(0, 5), 4, stability=0.5, device_stability=2.5, float_error=error, releases=1,
+            promise=lambda masked: "a vector",
+        )  # fmt: skip
+
+    exact, rounded = priced(Fraction(0)), priced(Fraction(1, 1000))
+    assert exact.stability > Fraction(1, 2)
+    assert exact.device_stability > Fraction(5, 2)
+    assert rounded.stability - exact.stability == Fraction(1, 1000)
+    assert rounded.device_stability - exact.device_stability == Fraction(1, 1000)
 
 
 @by_loss

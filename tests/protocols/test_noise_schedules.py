@@ -106,6 +106,8 @@ def test_a_check_in_s_row_has_the_noise_of_all_and_the_sensitivity_of_its_share(
             assert isinstance(here, GaussianStable)
             assert here.sigma == base.sigma
             assert share <= here.sensitivity.bound / base.sensitivity.bound <= share + Fraction(1, 100)
+            assert here.stability > share * base.stability  # rounding the product with the share is paid
+            assert here.device_stability > share * base.device_stability
         assert here.covers == base.covers
 
 
