@@ -7,7 +7,7 @@ export CROWDML_DATA
 # One thread a process: the tests run in as many processes as there are cores.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all figures screenshots bench mutants lint docs clean
+.PHONY: demo test test-all figures screenshots bench mutants mutants-deep lint docs clean
 
 demo: $(READY)
 	@$(VENV)/bin/crowdml demo
@@ -32,6 +32,10 @@ bench: $(READY)
 
 mutants: $(READY)
 	@$(RUN) tests/mutants/run.py
+
+# Every comparison of the code that privacy rests on, taken away in turn: by hand, an hour or two.
+mutants-deep: $(READY)
+	@$(RUN) tests/mutants/deep.py
 
 lint: $(READY)
 	@$(VENV)/bin/ruff check src tests >&2

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deep import TARGETS, all_sites
+from survivors import SURVIVORS
 from table import MUTANTS, Mutant
 
 import crowdml
@@ -20,3 +22,9 @@ def test_every_mutant_still_finds_its_place(mutant: Mutant):
 
 def test_no_two_mutants_have_one_name():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_explained_survivor_is_still_a_comparison_of_the_source():
+    names = [site.name for site in all_sites(list(TARGETS))]
+    assert len(set(names)) == len(names)
+    assert not set(SURVIVORS) - set(names)
