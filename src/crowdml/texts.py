@@ -1,10 +1,11 @@
-"""Texts on a terminal: no character of another may move the cursor, hide words or turn their order around."""
+"""Texts for people: numbers as they are written, and no character of another that moves a cursor or hides words."""
 
 from __future__ import annotations
 
+import math
 import re
 
-__all__ = ["count_text", "harmless", "hidden_control", "one_line", "size_text"]
+__all__ = ["count_text", "harmless", "hidden_control", "number_text", "one_line", "size_text"]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but tab and newline, delete, C1, separators of lines and paragraphs, bidirectional controls, lone surrogates."""
@@ -38,3 +39,16 @@ def size_text(count: float) -> str:
 def one_line(text: str) -> str:
     """`harmless`, and on one line: text of another cannot begin a line that looks like ours."""
     return " ".join(harmless(text).split())
+
+
+def number_text(value: float, digits: int = 3) -> str:
+    """'26,053', '0.557', '10⁻⁶': so many significant digits, and never e+04: people do not write numbers so."""
+    if math.isinf(value):
+        return "∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        text = f"{value:,.{max(0, digits - len(str(int(abs(value)))) if abs(value) >= 1 else digits)}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"

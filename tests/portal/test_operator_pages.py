@@ -378,7 +378,7 @@ def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: C
     assert "unknown-device" in page.text
     assert page.text.count('<svg class="bars"') == 2
     assert "1.9, the same for all of them" in page.text, "each sample serves once"
-    assert re.search(r"\d+\.\d% \(\d+% to \d+%\)", page.text), "the error with its interval"
+    assert re.search(r"\d+\.\d% \(between \d+% and \d+%\)", page.text), "the error with its interval"
     one = desk.get(f"/operator/tasks/{busy.task.hash.hex()[:12]}")
     assert "updates in the middle" in one.text
     found = spent(store)

@@ -159,7 +159,7 @@ def test_when_the_noise_hides_the_error_the_page_says_so_and_shows_no_number(tmp
         crowd.check_in(crowd.device(), errors=-30, labels=(100, -50, 3), task=quiet)
         crowd.point()
         seen = words_of(crowd.browser().get(f"/studies/{quiet.hash.hex()[:12]}").text)
-        assert "the noise hides it yet" in seen
+        assert "too noisy to tell" in seen
         assert "every value between 0% and 100% is possible" in seen
         assert "The noise still hides how common each label is" in seen
         assert "plots/error.svg" not in seen

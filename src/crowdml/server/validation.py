@@ -41,6 +41,7 @@ from crowdml.server.histograms import is_histogram
 from crowdml.storage.server import Store
 from crowdml.storage.server.looks import Look, Terms, Validation, attach, looks_of, validations
 from crowdml.task import Task
+from crowdml.texts import number_text
 
 __all__ = [
     "Shown",
@@ -369,10 +370,12 @@ class Watched:
         if self.last is None:
             return "no look yet"
         figure = self.last.figure
-        times, form = (100, ".1f") if self.measure == "accuracy" else (1, ".4g")
-        reach = times * (figure.high - figure.low) / 2
-        noise = f" ± {reach:{form}}" if open_ and self.found.terms.epsilon is not None else ""
-        return f"{times * figure.value:{form}}{noise}{' %' if times == 100 else ''}"
+        reach = (figure.high - figure.low) / 2
+        is_open = open_ and self.found.terms.epsilon is not None
+        if self.measure == "accuracy":
+            noise = f" ± {100 * reach:.1f}" if is_open else ""
+            return "too noisy to tell" if figure.hidden else f"{100 * figure.clipped.value:.1f}{noise} %"
+        return number_text(figure.value, 4) + (f" ± {number_text(reach, 4)}" if is_open else "")
 
     def text(self) -> str:
         """The same, and of which version it is."""

@@ -16,11 +16,12 @@ from starlette.responses import Response
 
 from crowdml.errors import TaskError
 from crowdml.protocols import find
+from crowdml.server.estimates import Estimate
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import check_hosted
 from crowdml.server.portal import task_form
 from crowdml.server.portal.pricing import price
-from crowdml.server.portal.simulation import Asked, SimulationRefused, Simulations, has_jax, suitable_data
+from crowdml.server.portal.simulation import Asked, Simulation, SimulationRefused, Simulations, has_jax, suitable_data
 from crowdml.server.portal.visits import Visit, visited
 from crowdml.storage.server import Store
 from crowdml.storage.server.operating import remove_setting, settings_like
@@ -200,6 +201,7 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         keeps=find(draft.task).keeps(draft.task),
         remarks=find(draft.task).remarks(draft.task),
         run=run,
+        crowd_says=_crowd_says(run),
         busy=runs.running() not in (None, draft.id),
         datasets=await visit.read(suitable_data, draft.task),
         form=form,
@@ -207,6 +209,12 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         hosted=draft.task.hash in visit.hub.runners,
         batch=find(draft.task).batch(draft.task),
     )
+
+
+def _crowd_says(run: Simulation | None) -> Estimate | None:
+    """The error rate as a server would see it in a simulated run, where devices count errors."""
+    said = (run.result or {}).get("crowd_says") if run is not None else None
+    return None if not said else Estimate.around(float(said["error"]), float(said["error_sd"]))
 
 
 @visited

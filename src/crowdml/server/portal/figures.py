@@ -23,6 +23,7 @@ from crowdml.server.points import Moment
 from crowdml.server.portal.words import Words
 from crowdml.server.validation import Watched
 from crowdml.task import Task
+from crowdml.texts import number_text
 
 __all__ = ["CHARTS", "LOOKS", "Error", "Estimate", "Figures", "draw", "thinned", "work_out"]
 
@@ -71,33 +72,30 @@ class Figures:
         """For the interactive charts."""
         return {
             "index": self.index,
-            "error": {
-                "x": [each.check_ins for each in self.shown],
-                "y": [each.rate.value for each in self.shown],
-                "low": [each.rate.low for each in self.shown],
-                "high": [each.rate.high for each in self.shown],
-            },
-            "labels": {
-                "x": [name for name, _ in self.labels],
-                "y": [share.value for _, share in self.labels],
-                "low": [share.low for _, share in self.labels],
-                "high": [share.high for _, share in self.labels],
-            },
+            "error": _series([each.check_ins for each in self.shown], [each.rate.clipped for each in self.shown]),
+            "labels": _series([name for name, _ in self.labels], [share.clipped for _, share in self.labels]),
             "check-ins": {
                 "x": [each.at for each in self.moments],
                 "y": [each.tally.check_ins for each in self.moments],
             },
             "devices": {"x": [each.at for each in self.moments], "y": [each.devices for each in self.moments]},
-            **({} if self.watched is None else {self.watched.measure: _series(self.watched)}),
+            **({} if self.watched is None else {self.watched.measure: _series(*looks_at(self.watched))}),
         }
 
 
-def _series(watched: Watched) -> dict[str, Any]:
+def looks_at(watched: Watched) -> tuple[list[int], list[Estimate]]:
+    """Versions of a model, and how well each did: an accuracy within [0, 1], or a distance."""
+    figures = [each.figure for each in watched.shown]
+    is_share = watched.measure == "accuracy"
+    return [each.version for each in watched.shown], [each.clipped if is_share else each for each in figures]
+
+
+def _series(x: Sequence[Any], y: Sequence[Estimate]) -> dict[str, Any]:
     return {
-        "x": [each.version for each in watched.shown],
-        "y": [each.figure.value for each in watched.shown],
-        "low": [each.figure.low for each in watched.shown],
-        "high": [each.figure.high for each in watched.shown],
+        "x": list(x),
+        "y": [each.value for each in y],
+        "low": [each.low for each in y],
+        "high": [each.high for each in y],
     }
 
 
@@ -153,7 +151,7 @@ def _bins(task: Task, cells: int) -> tuple[str, ...]:
     """Names of the equal intervals that a number's range is counted in."""
     bound = float(task.labels.bound)
     edges = [bound * (2 * place / cells - 1) for place in range(cells + 1)]
-    return tuple(f"{low:g} … {high:g}" for low, high in pairwise(edges))
+    return tuple(f"{number_text(low)} … {number_text(high)}" for low, high in pairwise(edges))
 
 
 # --- drawing ---
@@ -167,12 +165,11 @@ THEMES = {
 
 
 def _draw_error(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
-    shown = figures.shown
-    x = [each.check_ins for each in shown]
-    low, high = [each.rate.low for each in shown], [each.rate.high for each in shown]
+    x, rates = [each.check_ins for each in figures.shown], [each.rate.clipped for each in figures.shown]
+    low, high = [each.low for each in rates], [each.high for each in rates]
     axes.fill_between(x, low, high, color=look["accent"], alpha=0.18, linewidth=0)
-    axes.plot(x, [each.rate.value for each in shown], color=look["accent"], linewidth=2)
-    axes.set_ylim(0.0, min(1.0, max(0.1, *high)))  # what noise puts beyond them is no rate
+    axes.plot(x, [each.value for each in rates], color=look["accent"], linewidth=2)
+    axes.set_ylim(0.0, max(0.1, *high))
     axes.yaxis.set_major_formatter(lambda value, _: said.percent(value, 0))
     axes.xaxis.set_major_formatter(lambda value, _: said.number(round(value)))
     axes.set_xlabel(said("chart.axis.check-ins"))
@@ -180,9 +177,9 @@ def _draw_error(axes: Axes, figures: Figures, said: Words, look: dict[str, str])
 
 def _draw_looks(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
     assert figures.watched is not None
-    shown, is_share = figures.watched.shown, figures.watched.measure == "accuracy"
-    x, y = [each.version for each in shown], [each.figure.value for each in shown]
-    low, high = [each.figure.low for each in shown], [each.figure.high for each in shown]
+    is_share = figures.watched.measure == "accuracy"
+    x, shown = looks_at(figures.watched)
+    y, low, high = [each.value for each in shown], [each.low for each in shown], [each.high for each in shown]
     if figures.watched.found.terms.epsilon is not None:
         axes.fill_between(x, low, high, color=look["accent"], alpha=0.18, linewidth=0)
     axes.plot(x, y, color=look["accent"], linewidth=2, marker="o", markersize=4 if len(x) <= 60 else 0)
@@ -200,7 +197,7 @@ def reach_of(low: Sequence[float], high: Sequence[float], *, is_share: bool) -> 
 
 def _draw_labels(axes: Axes, figures: Figures, said: Words, look: dict[str, str]) -> None:
     names = [name if len(name) <= 18 else f"{name[:17]}…" for name, _ in figures.labels]
-    shares = [share for _, share in figures.labels]
+    shares = [share.clipped for _, share in figures.labels]
     place = list(range(len(names)))
     reach = [[each.value - each.low for each in shares], [each.high - each.value for each in shares]]
     axes.barh(place, [each.value for each in shares], color=look["accent"], alpha=0.35, height=0.6)
@@ -209,7 +206,7 @@ def _draw_labels(axes: Axes, figures: Figures, said: Words, look: dict[str, str]
     )
     axes.set_yticks(place, names)
     axes.invert_yaxis()
-    axes.set_xlim(min(0.0, *(each.low for each in shares)), max(0.1, *(each.high for each in shares)))
+    axes.set_xlim(0.0, max(0.1, *(each.high for each in shares)))
     axes.xaxis.set_major_formatter(lambda value, _: said.percent(value, 0))
     axes.grid(visible=False, axis="y")
 
@@ -231,6 +228,7 @@ def _over_time(value: Callable[[Moment], int]) -> Callable[[Axes, Figures, Words
         axes.xaxis.set_major_formatter(
             DateFormatter("%H:%M:%S" if span < 600 else "%H:%M" if span < 2 * DAY else "%Y-%m-%d")
         )
+        axes.set_xlabel("UTC")
 
     return draw
 

@@ -19,6 +19,7 @@ from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.studies import charts_of
 from crowdml.storage.server import Counts, Store, StoredTask
 from crowdml.storage.server.operating import index_before, latest_arrival, recent_devices, spent_statements
+from crowdml.texts import count_text, number_text
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.problems import PROBLEMS
 from crowdml.wire.statements import Statement, total_of
@@ -285,7 +286,7 @@ def bars(found: Histogram, title: str, width: int = 320, height: int = 56) -> Ma
             y=f"{height - max(1.5, count / most * (height - 4)):.1f}",
             w=f"{step - 2:.1f}",
             h=f"{max(1.5, count / most * (height - 4)):.1f}",
-            t=f"{found.edges[place]:.3g} to {found.edges[place + 1]:.3g}: {count:,} devices",
+            t=" to ".join(map(number_text, found.edges[place : place + 2])) + f": {count_text(count, 'device')}",
         )
         for place, count in enumerate(found.counts)
     )

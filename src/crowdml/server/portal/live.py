@@ -38,11 +38,7 @@ def error_now(study: Study, said: Words) -> str:
     figures = study.figures
     if not figures.errors:
         return said("live.error.wait" if "error" in study.charts else "live.error.none")
-    last = figures.errors[-1].rate
-    if last.hidden:
-        return said("live.error.hidden")
-    return said("live.error.shown", rate=said.percent(last.value), low=said.percent(max(0.0, last.low)),
-                high=said.percent(min(1.0, last.high)))  # fmt: skip
+    return said.estimate(figures.errors[-1].rate)
 
 
 def numbers(study: Study, said: Words) -> dict[str, Any]:

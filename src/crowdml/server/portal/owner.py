@@ -22,7 +22,7 @@ from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hub
 from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.kept import kept
-from crowdml.server.portal.pages import redirect, render
+from crowdml.server.portal.pages import language, redirect, render
 from crowdml.server.portal.public import contact
 from crowdml.server.portal.studies import SAYS_LITTLE, Price, Study, price_of, studies
 from crowdml.storage.server import Device, Given
@@ -182,7 +182,7 @@ async def page(request: Request) -> Response:
         check_ins=sum(counts.values()),
         newest=NEWEST,
         says_little=SAYS_LITTLE,
-        closes=f"{datetime.fromtimestamp(owner.ends, UTC):%H:%M} UTC",
+        closes=language(request).clock(datetime.fromtimestamp(owner.ends, UTC)),
         contact=await contact(request),
     )
 

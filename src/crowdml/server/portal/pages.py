@@ -73,6 +73,7 @@ def render(
         t=said,
         number=said.number,
         percent=said.percent,
+        estimate=said.estimate,
         moment=said.moment,
         static=assets.address,
         code=code,

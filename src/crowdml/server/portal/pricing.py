@@ -9,6 +9,7 @@ from fractions import Fraction
 from crowdml.protocol import check_budget
 from crowdml.protocols import find
 from crowdml.task import Task
+from crowdml.texts import number_text
 
 __all__ = ["Price", "price"]
 
@@ -69,10 +70,13 @@ def price(task: Task) -> Price:
     for each in quoted.rows:
         sigma, scale = getattr(each.mechanism, "sigma", None), getattr(each.mechanism, "scale", None)
         share = getattr(each.mechanism, "variance", None)
-        noise = f"σ = {float(sigma):.4g} steps" if sigma else f"scale {float(scale):.4g}" if scale else "none"
-        noise = f"a share of σ = {math.sqrt(share):.4g} steps" if share else noise
+        noise = "none"
+        if share:
+            noise = f"a share of σ = {number_text(math.sqrt(share), 4)} steps"
+        elif sigma or scale:
+            noise = f"σ = {number_text(float(sigma), 4)} steps" if sigma else f"scale {number_text(float(scale), 4)}"
         kind, _, number = str(each.loss).partition(" ")
-        loss = f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else kind
+        loss = f"{kind} {number_text(float(Fraction(number)))}" if number and ":" not in number else kind
         mechanism = each.mechanism
         rows.append(Row(each.row, mechanism.kind, mechanism.promise, noise, loss, mechanism.observer.value))
     lines = tuple(
@@ -96,7 +100,8 @@ def _warnings(task: Task, sample: float, most: int | None) -> list[str]:
     if math.isinf(sample):
         said.append("There is no noise: this protects nobody, and no server runs it.")
     elif sample > 8:
-        said.append(f"ε = {sample:.3g} for a sample is a weak guarantee. Studies of people usually stay at or below 4.")
+        weak = f"ε = {number_text(sample)} for a sample is a weak guarantee."
+        said.append(f"{weak} Studies of people usually stay at or below 4.")
     if most is None:
         said.append("There is no budget: a device gives until its owner's own budget stops it. Say how much is enough.")
     if task.protocol["kind"] == "sgd" and "errors" not in task.privacy.epsilon:

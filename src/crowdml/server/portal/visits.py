@@ -25,6 +25,7 @@ from crowdml.server.portal import assets, pages
 from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.words import words
 from crowdml.storage.server import Session, Store, StoreError
+from crowdml.texts import number_text
 from crowdml.wire.problems import Problem
 
 __all__ = ["HEADERS", "Visit", "moment", "render", "visited"]
@@ -72,6 +73,7 @@ def render(
             t=said,
             number=said.number,
             percent=said.percent,
+            estimate=said.estimate,
             moment=moment,
             epsilon=epsilon,
             size=size,
@@ -90,11 +92,12 @@ def render(
 
 
 def moment(at: str | None) -> Markup:
-    return Markup("never") if at is None else words("en").moment(at)
+    """A time on an operator's page. Where scripts run, it says how long ago that was."""
+    return Markup("never") if at is None else words("en").moment(at, relative=True)
 
 
 def epsilon(value: float) -> str:
-    return "no bound" if value == float("inf") else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return "no bound" if value == float("inf") else number_text(value)
 
 
 def size(count: float | None) -> str:
@@ -102,7 +105,7 @@ def size(count: float | None) -> str:
         return "not ours to see"
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{number_text(count)} {unit}"
         count /= 1000
     return ""
 

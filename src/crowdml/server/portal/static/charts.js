@@ -159,7 +159,13 @@ function traces(name, series, look, words, layout) {
   Object.assign(layout.xaxis, { tickformatstops: DATES, hoverformat: "%Y-%m-%d %H:%M:%S", nticks: 4 });
   const most = Math.max(1, ...series.y);
   Object.assign(layout.yaxis, { tickformat: ",d", range: [0, most * 1.08], nticks: 6, ...(most < 6 && { dtick: 1 }) }); // no half devices
-  return [{ x: series.x, y: series.y, mode: "lines", line: { ...line, shape: "hv" }, fill: "tozeroy", fillcolor: look.band, hovertemplate: "%{y:,d}<extra></extra>" }];
+  return [{ x: series.x.map(local), y: series.y, mode: "lines", line: { ...line, shape: "hv" }, fill: "tozeroy", fillcolor: look.band, hovertemplate: "%{y:,d}<extra></extra>" }];
+}
+
+/** A time on the reader's own clock: plotly shows a time as it is written. @param {string | number} at */
+function local(at) {
+  const when = new Date(at);
+  return new Date(when.getTime() - 60_000 * when.getTimezoneOffset()).toISOString().slice(0, -1);
 }
 
 /** The page's own colours, so that charts are dark where the page is. */

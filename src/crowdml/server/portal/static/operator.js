@@ -38,7 +38,6 @@ function choose(/** @type {HTMLFormElement} */ form) {
   }
 }
 
-document.documentElement.classList.add("scripted");
 for (const form of document.querySelectorAll("form.task-form")) {
   choose(/** @type {HTMLFormElement} */ (form));
   form.addEventListener("change", () => choose(/** @type {HTMLFormElement} */ (form)));

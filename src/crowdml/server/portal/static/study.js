@@ -4,8 +4,6 @@ import { chartsOf } from "./charts.js";
 
 const AGAIN = 3000; // milliseconds between two looks at the whole page
 
-document.documentElement.classList.add("scripted");
-
 const place = document.getElementById("charts");
 const charts = place ? chartsOf(place) : null;
 const facts = document.getElementById("live");

@@ -6,7 +6,6 @@ read. A table of `one` and `other` is chosen by the number `n`.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -16,6 +15,9 @@ from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup, escape
+
+from crowdml.server.estimates import Estimate
+from crowdml.texts import number_text
 
 __all__ = ["LANGUAGES", "Words", "choose", "words"]
 
@@ -43,7 +45,7 @@ class Words:
 
     def number(self, value: float, digits: int = 3) -> str:
         """A count in full, another number to so many significant digits; as this language writes it."""
-        text = f"{value:,}" if isinstance(value, int) else _significant(value, digits)
+        text = f"{value:,}" if isinstance(value, int) else number_text(value, digits)
         if self.sentences["number.point"] == ".":
             return text
         return text.translate(str.maketrans(",.", self.sentences["number.group"] + self.sentences["number.point"]))
@@ -51,29 +53,35 @@ class Words:
     def percent(self, value: float, digits: int = 1) -> str:
         return self("number.percent", value=_localised(f"{100 * value:.{digits}f}", self.sentences["number.point"]))
 
-    def moment(self, at: str) -> Markup:
-        """A time as a <time> element: UTC, to the minute."""
+    def estimate(self, found: Estimate, digits: int = 1) -> Markup:
+        """A noisy rate with its likely range, both within 0 and 100 %; or that the noise leaves everything open."""
+        if found.hidden:
+            return self("number.noisy")
+        shown = found.clipped
+        low, high = (self.percent(each, digits) for each in (shown.low, shown.high))
+        return self("number.estimate", value=self.percent(shown.value), low=low, high=high)
+
+    def moment(self, at: str, *, relative: bool = False) -> Markup:
+        """A time as a <time> element: UTC, to the minute. `static/times.js` shows it in the reader's time zone.
+
+        `relative`: the script says how long ago it was, as long as that is less than a week.
+        """
         when = datetime.fromisoformat(at).astimezone(UTC)
         month = self.sentences["month"].split()[when.month - 1]
         shown = self("number.moment", day=f"{when.day}", month=month, year=f"{when.year}", time=f"{when:%H:%M}")
-        return Markup('<time datetime="{}">{}</time>').format(when.isoformat(timespec="seconds"), shown)
+        how = Markup(" data-relative") if relative else ""
+        return Markup('<time datetime="{}"{}>{}</time>').format(when.isoformat(timespec="seconds"), how, shown)
+
+    def clock(self, at: datetime) -> Markup:
+        """A time of today as a <time> element: hours and minutes."""
+        when = at.astimezone(UTC)
+        return Markup('<time datetime="{}" data-clock>{} UTC</time>').format(
+            when.isoformat(timespec="seconds"), f"{when:%H:%M}"
+        )
 
 
 def _localised(text: str, point: str) -> str:
     return text.replace(".", point)
-
-
-def _significant(value: float, digits: int) -> str:
-    """Without an exponent where people would not write one."""
-    if math.isinf(value):
-        return "∞"
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
-        text = f"{value:,.{max(0, digits - len(str(int(abs(value)))) if abs(value) >= 1 else digits)}f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"
 
 
 @lru_cache
