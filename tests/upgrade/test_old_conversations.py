@@ -1,0 +1,108 @@
+"""Recorded conversations of version 0.1: its devices with today's server, its server's answers to today's devices."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import time
+
+from old_data import FACTS, TASKS, Exchange, Old, PassingClock, answering, conversations, goes_on, rows, serving, source
+
+from crowdml.device.client import Client
+from crowdml.device.fleet import Fleet
+from crowdml.device.folder import Folder, offer
+from crowdml.device.joining import choose_task, fetch_task, list_tasks
+
+SAID = conversations()
+
+
+def of(who: str) -> list[Exchange]:
+    return [each for each in SAID if each.who == who]
+
+
+def asked(line: http.client.HTTPConnection, said: Exchange) -> tuple[int, bytes]:
+    method, path = said.line.split(" ")
+    headers = dict(head.split(": ", 1) for head in said.request.split("\r\n")[1:-2])
+    line.request(method, path, said.request_body or None, headers)
+    answer = line.getresponse()
+    return answer.status, answer.read()
+
+
+def test_todays_server_answers_recorded_devices_as_version_0_1_did(old: Old, monkeypatch):
+    """Enrolment, check-outs, check-ins and a whole round under masks. Requests are signed with their time, so the
+    server's clock stands where it stood then."""
+    monkeypatch.setattr(time, "time", lambda: float(SAID[0].at))
+    with serving(old.server("server-before")) as server:
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        for said in SAID:
+            status, body = asked(line, said)
+            assert status == said.status, f"{said.who}: {said.line}: {body[:300]!r}"
+            if said.line.endswith(("/check-in", "/publication", "/devices")):
+                assert body == said.answer_body, f"{said.who}: {said.line}"  # receipts, with their places and the chain
+        server.wait_for(lambda: server.entries("together") == 6)  # five vectors, and their total
+        publication = server.get(f"/v1/tasks/{TASKS['together'].hex()}/publication")
+        line.close()
+    assert hashlib.sha256(publication).hexdigest() == FACTS["tasks"]["together"]["publication"]
+
+
+def test_todays_device_joins_by_the_answers_of_version_0_1(old: Old):
+    key = old.device("device").path / "key.pem"
+    home = Folder(old.path / "anew")
+    home.make()
+    (home.path / "key.pem").write_bytes(key.read_bytes())
+    (home.path / "key.pem").chmod(0o600)
+
+    async def join() -> None:
+        async with answering(of("device")) as (address, _):
+            client = Client(address)
+            chosen = choose_task(await list_tasks(client), "activity")
+            task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
+            home.accept(task, offer(task, protocol))
+            await Fleet(home, client, task, protocol).enrol(FACTS["code"], None)
+            await client.close()
+
+    asyncio.run(join())
+    before = old.device("device")
+    assert home.server is not None
+    assert before.server is not None
+    assert home.server.key == before.server.key
+    ours, theirs = (each.consents()[TASKS["activity"].hex()] for each in (home, before))
+    assert (ours.epsilon_sample, ours.epsilon_device) == (theirs.epsilon_sample, theirs.epsilon_device)
+
+
+def test_an_unsent_message_of_version_0_1_is_settled_by_the_receipt_of_version_0_1(old: Old):
+    home = old.device("device-unsent")
+
+    async def whole():
+        async with answering(of("device")) as (address, heard):
+            given = goes_on(home, address, "activity", lambda _, task: source(task, rows(task, 200, 1)), most=1)
+            return *(await given), heard
+
+    _, summary, heard = asyncio.run(whole())
+    assert (summary.check_ins, heard) == (1, [of("device")[-1].line])
+    with home.ledger() as ledger:
+        assert ledger.resend() == ()
+        assert len(ledger.receipts()) == FACTS["devices"]["device-unsent"]["0"]["receipts"] + 1
+        assert len(ledger.charges()) == FACTS["devices"]["device-unsent"]["0"]["charges"]
+
+
+def test_a_device_that_drew_with_version_0_1_finishes_its_round_by_the_answers_of_version_0_1(old: Old):
+    home, clock = old.device("masked-drawn"), PassingClock(of("masked")[-1].at)
+
+    async def whole():
+        async with answering(of("masked")) as (address, heard):
+            given = goes_on(
+                home, address, "together", lambda _, task: source(task, rows(task, 20, 10)), most=1, clock=clock.clock
+            )
+            return *(await given), heard
+
+    _, summary, heard = asyncio.run(asyncio.wait_for(whole(), 30))
+    posted = [each.line for each in of("masked") if each.line.startswith("POST ")]
+    assert summary.check_ins == 1
+    assert [line for line in heard if line.startswith("POST ")] == posted[-3:]  # the vector, agreement, reveal
+    with home.ledger() as ledger:
+        standing = ledger.round(TASKS["together"])
+        assert standing is not None
+        assert (standing.number, standing.body) == (1, None)
+        assert len(ledger.charges()) == FACTS["devices"]["masked-drawn"]["0"]["charges"]
