@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import re
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from local_bench import local_task
 from masked_device import crowd as masked_crowd
 from masked_device import make_masked, through
 
+from crowdml.protocol import Quote
 from crowdml.protocols import settled
 from crowdml.server.limits import Limits
+from crowdml.server.portal import public
 from crowdml.server.portal.pages import POLICY
+from crowdml.server.portal.words import Words
 
 PAGES = ["/", "{study}", "/join/{code}", "/join/nobody-knows-this", "/nothing", "/device"]
 
@@ -388,3 +392,65 @@ def test_a_join_command_never_follows_what_a_request_says_of_its_host(crowd: Cro
         assert answer.status == 200
         assert b"evil.example" not in answer.body
         assert f"crowdml join {crowd.base} " in words_of(answer.body.decode())
+
+
+# --- what pages and prices cost the server ---
+
+
+def test_a_price_is_worked_out_once_and_never_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Review 2, network finding M1: `GET /v1/tasks` priced every task anew on the event loop."""
+    task = make_study("priced-once")
+    threads: list[threading.Thread] = []
+    work_out = Quote.device_epsilon
+
+    def watched(price: Quote, check_ins: int = 1) -> float:
+        threads.append(threading.current_thread())
+        return work_out(price, check_ins)
+
+    with open_crowd(tmp_path / "data", task) as crowd:
+        monkeypatch.setattr(Quote, "device_epsilon", watched)
+        line = crowd.running.line()
+        first = line.ask("GET", "/v1/tasks").body
+        once = len(threads)
+        assert [line.ask("GET", path).status for path in ("/", crowd.path, "/device")] == [200, 200, 401]
+        assert line.ask("GET", "/v1/tasks").body == first
+    assert once == len(threads) > 0
+    assert crowd.running.thread not in threads
+
+
+def test_a_page_is_made_anew_when_it_has_changed_and_never_on_the_event_loop(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+):
+    """Review 2, network finding M1: a study's page took 10 to 17 ms of the event loop, whoever asked."""
+    made: list[tuple[str, threading.Thread]] = []
+    page_text = public.page_text
+
+    def watched(said: Words, path: str, template: str, **values: object) -> str:
+        made.append((f"{said.language} {path}", threading.current_thread()))
+        return page_text(said, path, template, **values)
+
+    monkeypatch.setattr(public, "page_text", watched)
+    crowd.point()  # or the server would keep its first moment meanwhile
+    english, german = crowd.browser(), crowd.browser("de")
+    first = [each.get(crowd.path).text for each in (english, german)]
+    for name in (crowd.path, f"/studies/{crowd.task.hash.hex()}"):
+        assert [each.get(name).text for each in (english, german)] == first
+    assert [each for each, _ in made] == [f"en {crowd.path}", f"de {crowd.path}"]
+    assert "lang=de" in crowd.browser().get(f"{crowd.path}?lang=de").headers["set-cookie"]
+    assert len(made) == 2
+
+    def now(*said: str) -> None:
+        before, text = len(made), words_of(english.get(crowd.path).text)
+        assert all(each in text for each in said), text
+        assert english.get("/").status == 200
+        assert len(made) == before + 2, "the page and the home page"
+
+    english.get("/")
+    hub = crowd.running.hub
+    crowd.check_in(crowd.device())
+    now("Check-ins 1")
+    crowd.running.run(hub.set_state(crowd.task.hash, "paused"))
+    now("Paused")
+    hub.store.set_setting("contact", b"City Hall")
+    now("City Hall")
+    assert crowd.running.thread not in [thread for _, thread in made]

@@ -9,6 +9,9 @@ CPU-seconds.
 Beside the ratios: a thousand devices of `crowdml fleet` with durable ledgers for a minute; and a long run of check-ins
 that are journalled, applied, snapshotted and reduced (their signatures apart, which leave nothing behind), after which
 the process is killed: its memory at a tenth and at the end, the disk that it took, and how long a restart takes.
+
+And what strangers cost: how long check-ins take while somebody asks for the list of tasks fifty times a second, and how
+much of the event loop's time the page of a study takes that has not changed.
 """
 
 from __future__ import annotations
@@ -38,6 +41,13 @@ MSGPACK = b"application/msgpack"
 LONG = 250_000
 """Check-ins of the long run; the environment variable CROWDML_BENCH_CHECK_INS gives another number."""
 FLEET, FLEET_SECONDS = 1000, 60
+FLOOD, FLOOD_CONNECTIONS, FLOOD_SECONDS = 50, 64, 20
+"""Requests a second for the list of tasks, from one address, on so many connections at once where answers are late."""
+HONEST = 25
+"""Check-ins a second meanwhile."""
+PAGES = 300
+PUBLIC = ("digits-masked", "digits-mlp", "demo", "traffic")
+"""Shipped tasks beside MNIST whose list and pages strangers ask for: masked, a network, plain, and with 106 places."""
 
 
 def measure(progress: Callable[[str], None] = lambda _: None, *, turns: int = TURNS) -> dict[str, Any]:
@@ -45,7 +55,12 @@ def measure(progress: Callable[[str], None] = lambda _: None, *, turns: int = TU
     check_ins = int(os.environ.get("CROWDML_BENCH_CHECK_INS", LONG))
     with tempfile.TemporaryDirectory(prefix="crowdml-bench-") as place:
         result = asyncio.run(_measure(Path(place), progress, turns))
-        for more in (_fleet(Path(place), progress), _long(Path(place), progress, check_ins)):
+        for more in (
+            _fleet(Path(place), progress),
+            _long(Path(place), progress, check_ins),
+            asyncio.run(_flood(Path(place), progress)),
+            _pages(Path(place), progress),
+        ):
             result["rows"] += more["rows"]
             result["ratios"] += more["ratios"]
         return result
@@ -277,6 +292,92 @@ def feed(folder: Path, check_ins: int) -> None:
     os._exit(0)  # as a kill would
 
 
+# --- strangers ---
+
+
+async def _flood(place: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """How long check-ins take while somebody asks for the list of tasks."""
+    progress(f"check-ins under {FLOOD} GET /v1/tasks a second for {FLOOD_SECONDS} s")
+    made = make_load(1)
+    lanes = made.check_ins(0)
+    with child("public", place / "flood", made) as server:
+        list_ = [_request("GET", "/v1/tasks", b"")] * max(1, FLOOD * FLOOD_SECONDS // FLOOD_CONNECTIONS)
+        alone = DEVICES // CONNECTIONS  # each device's first check-in
+        honest = [lane[alone : alone + max(1, HONEST * FLOOD_SECONDS // len(lanes))] for lane in lanes]
+        quiet = await server.drive([lane[:alone] for lane in lanes])
+        flood = [server.drive_slowly([list_] * FLOOD_CONNECTIONS, FLOOD), server.drive_slowly(honest, HONEST)]
+        asked, given = await asyncio.gather(*flood)
+    p99, worst = 1e3 * given.p99, 1e3 * max(given.latencies)
+    name = f"check-ins under {FLOOD} GET /v1/tasks a second"
+    return {
+        "rows": [
+            _row(f"{name}, median", 1e3 * statistics.median(given.latencies), "ms"),
+            _row(f"{name}, p99", p99, "ms"),
+            _row(f"{name}, slowest of {given.requests:,}", worst, "ms"),
+            _row("the list of tasks meanwhile, p99", 1e3 * asked.p99, "ms"),
+            _row(f"check-ins from {len(lanes)} connections at full speed and no flood, p99", 1e3 * quiet.p99, "ms"),
+        ],
+        "ratios": [_most("tasks-flood-ms", f"{name}, p99", p99, 300.0, "ms")],
+    }
+
+
+def _pages(place: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """The event loop's time for a study's page that has not changed, of every public study here."""
+    progress(f"{PAGES} times the page of each study")
+    folder = place / "pages"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, "pages", str(folder), str(PAGES)], stdout=subprocess.PIPE, check=True
+    )
+    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    worst = max(found, key=lambda name: found[name]["unchanged"])
+    rows = [
+        _row(f"page of {name}, {what}, event loop", each[what], "ms")
+        for name, each in found.items()
+        for what in ("first", "unchanged")
+    ]
+    name = f"event loop for the unchanged page of a study ({worst}, the dearest of {len(found)})"
+    return {"rows": rows, "ratios": [_most("study-page-ms", name, found[worst]["unchanged"], 2.0, "ms")]}
+
+
+def measure_pages(folder: Path, times: int) -> None:
+    """Serve here, ask from another thread, and print the event loop's CPU time for a page in milliseconds."""
+    import http.client
+    import threading
+
+    from crowdml.server.serve import Started, run, serve
+
+    async def spent() -> float:
+        return time.thread_time()
+
+    def ask(started: Started, loop: asyncio.AbstractEventLoop) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", int(started.address.rpartition(":")[2]))
+
+        def look(path: str, many: int) -> float:
+            began = asyncio.run_coroutine_threadsafe(spent(), loop).result(60)
+            for _ in range(many):
+                connection.request("GET", path, headers={"Accept": "text/html"})
+                answer = connection.getresponse()
+                if answer.status != 200 or not answer.read():
+                    raise RuntimeError(f"{path} was answered with {answer.status}.")
+            return 1e3 * (asyncio.run_coroutine_threadsafe(spent(), loop).result(60) - began) / many
+
+        found: dict[str, dict[str, float]] = {}
+        try:
+            for each in started.hub.hosted():
+                path = f"/studies/{each.task.hash.hex()[:12]}"
+                found[each.task.name] = {"first": look(path, 1), "unchanged": look(path, times)}
+            print(json.dumps(found), flush=True)
+        finally:
+            connection.close()
+            started.stop()
+
+    def tell(started: Started) -> None:
+        threading.Thread(target=ask, args=(started, asyncio.get_running_loop())).start()
+
+    run(serve(folder, port=0, tasks=public_tasks(), started=tell))
+
+
 def _ratio(key: str, name: str, found: dict[str, Any], goal: float) -> dict[str, Any]:
     return {"key": key, "name": name, "unit": "ratio", "goal": goal, "holds": found["value"] >= goal, **found}
 
@@ -325,6 +426,16 @@ def find_task() -> Any:
     from crowdml.task import parse
 
     return parse(resources.files("crowdml.tasks").joinpath("mnist.toml").read_text(encoding="utf-8"))
+
+
+def public_tasks() -> list[Any]:
+    """The task that devices check in to, and others that strangers look at."""
+    from crowdml.protocols import settled
+    from crowdml.task import parse
+
+    folder = resources.files("crowdml.tasks")
+    others = [parse(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")) for name in PUBLIC]
+    return [find_task(), *map(settled, others)]
 
 
 def make_load(turns: int, *, signed: bool = True) -> Load:
@@ -454,6 +565,20 @@ class Process:
         latencies = [each for lane in open_ for each in lane.latencies]
         return Turn(sum(map(len, lanes)), wall, cpu, latencies)
 
+    async def drive_slowly(self, lanes: Sequence[Sequence[bytes]], rate: float) -> Turn:
+        """The same at `rate` requests a second in all: each lane in its turn, and late where an answer is late."""
+        began, latencies = time.perf_counter(), list[float]()
+
+        async def drive(place: int, requests: Sequence[bytes]) -> None:
+            for number, request in enumerate(requests):
+                due = began + (number * len(lanes) + place) / rate
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                latencies.extend((await self.drive([[request]])).latencies)
+
+        cpu = self._cpu()
+        await asyncio.gather(*(drive(place, requests) for place, requests in enumerate(lanes)))
+        return Turn(sum(map(len, lanes)), time.perf_counter() - began, self._cpu() - cpu, latencies)
+
     def tag(self) -> bytes:
         """The entity tag that it gives now."""
         import http.client
@@ -573,8 +698,16 @@ async def _say(send: Any, status: int, body: bytes) -> None:
 
 
 def serve_ours(folder: Path) -> None:
-    from crowdml.server.hub import code_hash, utc_now
     from crowdml.server.limits import Limits
+
+    much = 1e9  # every bound is checked, and none is met: on a busy machine 64 at once may wait for long
+    limits = Limits(address_rate=much, address_burst=much, device_rate=much, device_burst=much, patience=much)
+    _serve_crowd(folder, [find_task()], limits)
+
+
+def _serve_crowd(folder: Path, tasks: Sequence[Any], limits: Any) -> None:
+    """A server that knows the devices whose keys are in the folder."""
+    from crowdml.server.hub import code_hash, utc_now
     from crowdml.server.serve import DATABASE, Started, run, serve
     from crowdml.storage.server import Store
     from crowdml.wire.keys import Key
@@ -584,13 +717,18 @@ def serve_ours(folder: Path) -> None:
         store.invite(code_hash("bench"), utc_now(), uses=DEVICES)
         for at in range(0, len(secrets), 32):
             store.enrol(code_hash("bench"), Key.from_secret(secrets[at : at + 32]).public, utc_now())
-    much = 1e9  # every bound is checked, and none is met: on a busy machine 64 at once may wait for long
-    limits = Limits(address_rate=much, address_burst=much, device_rate=much, device_burst=much, patience=much)
 
     def tell(started: Started) -> None:
         print(started.address.rpartition(":")[2], flush=True)
 
-    run(serve(folder, port=0, tasks=[find_task()], limits=limits, started=tell))
+    run(serve(folder, port=0, tasks=tasks, limits=limits, started=tell))
+
+
+def serve_public(folder: Path) -> None:
+    """Ours with several tasks and the bounds that an operator gets, but that no check-in is refused for its wait."""
+    from crowdml.server.limits import Limits
+
+    _serve_crowd(folder, public_tasks(), Limits(patience=1e9))
 
 
 def serve_again(folder: Path) -> None:
@@ -606,4 +744,8 @@ def serve_again(folder: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "feed":
         feed(Path(sys.argv[2]), int(sys.argv[3]))
-    {"bare": serve_bare, "ours": serve_ours, "again": serve_again}[sys.argv[1]](Path(sys.argv[2]))
+    elif sys.argv[1] == "pages":
+        measure_pages(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        serve_kind = {"bare": serve_bare, "ours": serve_ours, "public": serve_public, "again": serve_again}
+        serve_kind[sys.argv[1]](Path(sys.argv[2]))

@@ -29,9 +29,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from crowdml.server import logs, portal
 from crowdml.server.connection import Answered, Header
-from crowdml.server.hub import Hub, price_of
+from crowdml.server.hub import Hub
 from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
+from crowdml.server.portal.studies import Price, find_price
 from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import Offer, TaskRunner
 from crowdml.storage.server import StoreError
@@ -490,11 +491,32 @@ async def tasks(request: Request) -> Response:
             "closed": each.task.hash in hub.closed,
             "version": each.offer.version,
             "check_ins": each.check_ins,
-            "price": price_of(hub.runners[each.task.hash]),
+            "price": shown_price(await find_price(each.task)),
         }
         for each in hub.hosted()
     ]
     return json_response({"tasks": found})
+
+
+def shown_price(price: Price) -> dict[str, Any]:
+    """What a check-in costs, for programs and for people who read JSON."""
+    return {
+        "unit": "sample",
+        "adjacency": "replace-sample",
+        "delta": price.delta,
+        "sample_epsilon": price.sample_once,
+        "device_epsilon": price.device,
+        "rows": [
+            {
+                "row": row.name,
+                "mechanism": row.mechanism.kind,
+                "promise": row.mechanism.promise,
+                "loss": str(row.loss),
+                "observer": row.observer,
+            }
+            for row in price.rows
+        ],
+    }
 
 
 async def task(request: Request) -> Response:

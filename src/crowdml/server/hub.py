@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.privacy.noise import Source, SystemSource
-from crowdml.protocol import quote
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
 from crowdml.server import points
@@ -741,25 +740,3 @@ class Hub:
     def _waits(self, state: State) -> Problem:
         what = "The task is paused: what was charged waits on the device." if state == "paused" else "It has not begun."
         return Problem("task-paused", what, retry_after=self.next_visit("paused"))
-
-
-def price_of(runner: TaskRunner) -> dict[str, Any]:
-    """What a check-in of this task costs, for people who read JSON."""
-    priced = quote(runner.fold.protocol, runner.task)
-    return {
-        "unit": "sample",
-        "adjacency": "replace-sample",
-        "delta": priced.delta,
-        "sample_epsilon": priced.sample_epsilon(),
-        "device_epsilon": priced.device_epsilon(),
-        "rows": [
-            {
-                "row": row.row,
-                "mechanism": row.mechanism.kind,
-                "promise": row.mechanism.promise,
-                "loss": str(row.loss),
-                "observer": row.mechanism.observer.value,
-            }
-            for row in priced.rows
-        ],
-    }

@@ -1,4 +1,4 @@
-"""What the portal keeps in memory between requests: figures, pictures, open live pages. All bounded."""
+"""What the portal keeps in memory between requests: figures, pictures, pages, open live pages. All bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FRESH = 1.0
 """Seconds for which figures are not read again."""
 DRAWN = 10.0
 """Seconds for which a picture is not drawn again, however often it is asked for."""
-MOST_PICTURES = 256
+MOST_PICTURES, MOST_PAGES = 256, 128
 MOST_LINKS = 10_000
 """Of owners, opened in a quarter of an hour."""
 
@@ -41,6 +41,8 @@ class Kept:
     _pictures: OrderedDict[tuple[Any, ...], tuple[float, int, bytes]] = field(default_factory=OrderedDict)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _drawing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _pages: OrderedDict[tuple[str, ...], tuple[object, str]] = field(default_factory=OrderedDict)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: tuple[float, frozenset[bytes]] = (float("-inf"), frozenset())
     secret: bytes | None = None
     """Of the owners' sessions; see `owner`."""
@@ -54,13 +56,31 @@ class Kept:
             async with self._reading:
                 held = self._figures.get(task.hash)
                 if held is None or time.monotonic() - held[0] > FRESH:
-                    moments = await asyncio.to_thread(read_moments, self.hub.store, task.hash)
-                    seen = await asyncio.to_thread(watched, self.hub.store, task)
-                    same = held is not None and bool(moments) and held[1].moments[-1:] == (moments[-1],)
-                    same = same and held is not None and held[1].watched == seen
-                    found = held[1] if held is not None and same else work_out(task, moments, seen)
+                    found = await asyncio.to_thread(self._read, task, None if held is None else held[1])
                     held = self._figures[task.hash] = time.monotonic(), found
         return held[1]
+
+    def _read(self, task: Task, before: Figures | None) -> Figures:
+        """In a thread: the figures as they are now; the very ones of before where nothing is new."""
+        moments, seen = read_moments(self.hub.store, task.hash), watched(self.hub.store, task)
+        same = before is not None and bool(moments) and before.moments[-1:] == (moments[-1],) and before.watched == seen
+        return before if before is not None and same else work_out(task, moments, seen)
+
+    async def page(self, key: tuple[str, ...], shown: object, make: Callable[[], str]) -> str:
+        """The page of this name, made anew only where `shown`, all that can be seen on it, is not what it was.
+
+        It is made in a thread: a long page would hold up every check-in for as long as it takes.
+        """
+        found = self._pages.get(key)
+        if found is None or found[0] != shown:
+            async with self._writing:
+                found = self._pages.get(key)
+                if found is None or found[0] != shown:
+                    found = self._pages[key] = shown, await asyncio.to_thread(make)
+        self._pages.move_to_end(key)
+        if len(self._pages) > MOST_PAGES:
+            self._pages.popitem(last=False)
+        return found[1]
 
     async def closed(self, task: Task) -> bool:
         """Whether only devices that joined may read what the task publishes; at most a second old."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from starlette.datastructures import URL
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
@@ -20,7 +19,7 @@ from crowdml.server.portal import assets
 from crowdml.server.portal.words import LANGUAGES, Words, choose, words
 from crowdml.wire.problems import Problem
 
-__all__ = ["POLICY", "error_page", "language", "redirect", "render", "wants_page"]
+__all__ = ["POLICY", "answer", "error_page", "language", "page_text", "redirect", "render", "wants_page"]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -66,10 +65,16 @@ def language(request: HTTPConnection) -> Words:
 def render(
     request: Request, template: str, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
 ) -> Response:
-    """A page. In templates `t` reads the catalogue; `number`, `percent` and `moment` write as the language does."""
+    """A page, made for this request."""
     said = language(request)
+    return answer(request, page_text(said, request.url.path, template, request=request, **values), status, headers)
+
+
+def page_text(said: Words, path: str, template: str, **values: Any) -> str:
+    """The text of the page at this path. In templates `t` reads the catalogue; `number`, `percent`, `estimate` and
+    `moment` write as the language does. Links to other languages keep no query, for it may be a signature."""
     page = environment().get_template(template)
-    text = page.render(
+    return page.render(
         t=said,
         number=said.number,
         percent=said.percent,
@@ -78,10 +83,14 @@ def render(
         static=assets.address,
         code=code,
         lang=said.language,
-        switches=[(each, words(each)("language"), _in(request.url, each)) for each in LANGUAGES],
-        request=request,
+        switches=[(each, words(each)("language"), f"{path}?lang={each}") for each in LANGUAGES],
         **values,
     )
+
+
+def answer(request: Request, text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A page's text with the headers that keep it to itself. Who asks for a language by a link keeps it."""
+    said = language(request)
     response = Response(text, status, {**HEADERS, **(headers or {})}, media_type="text/html")
     if request.query_params.get("lang") in LANGUAGES:
         response.set_cookie(
@@ -99,11 +108,6 @@ def render(
 def redirect(to: str) -> Response:
     """See other: after a form, and after a link that shall not stay in the address bar."""
     return RedirectResponse(to, 303, {**HEADERS, "Cache-Control": "no-store"})
-
-
-def _in(url: URL, language: str) -> str:
-    """This page in another language; nothing else of its query is kept, for it may be a signature."""
-    return f"{url.path}?lang={language}"
 
 
 def wants_page(scope: Scope) -> bool:

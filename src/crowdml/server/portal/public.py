@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import segno
 from markupsafe import Markup
@@ -18,8 +19,8 @@ from crowdml.server.portal import assets
 from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.live import error_now
-from crowdml.server.portal.pages import code, language, render
-from crowdml.server.portal.places import place_map, places_of
+from crowdml.server.portal.pages import answer, code, language, page_text, render
+from crowdml.server.portal.places import Places, place_map, places_of
 from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, cohorts_of, find_study, shown_loss, studies
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
@@ -44,41 +45,58 @@ class Contact:
 
 async def home(request: Request) -> Response:
     """GET /: the studies of this server."""
-    return render(request, "home.html", studies=await studies(request), contact=await contact(request))
+    found, runs, said = await studies(request), await contact(request), language(request)
+
+    def make() -> str:
+        return page_text(said, "/", "home.html", studies=found, contact=runs)
+
+    return answer(request, await kept(request).page(("home", said.language), (found, runs), make))
 
 
 async def study(request: Request) -> Response:
     """GET /studies/{study}: one study."""
     found = await find_study(request, request.path_params["study"])
+    hub: Hub = request.app.state.hub
     said = language(request)
-    where = await place(request)
-    address = where.address + found.path
-    guards = await asyncio.to_thread(assets.guards)  # reads and compresses plotly once, and not on the event loop
-    return render(
-        request,
-        "study.html",
-        study=found,
-        guards=guards,
-        price=found.price,
-        watched=found.figures.watched,
-        shown_loss=lambda loss: shown_loss(loss, said),
-        certainty=certainty,
-        masking=found.task.masking,
-        cohorts=None if found.closed else cohorts_of(request.app.state.hub, found.task),
-        places=None if found.closed else await asyncio.to_thread(places_of, request.app.state.hub, found.task),
-        place_map=place_map,
-        place_states={name: said(f"study.places.state.{name}") for name in ("alive", "silent", "free")},
-        says_little=SAYS_LITTLE,
-        error_now=error_now(found, said),
-        drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],
-        thinned=charts.thinned,
-        contact=await contact(request),
-        address=address,
-        qr=qr(address),
-        where=where,
-        help_command=code("crowdml join --help"),
-        join_command=code(where.command(said("study.join.code"), places=bool(found.task.places))),
-    )
+    cohorts = None if found.closed else cohorts_of(hub, found.task)
+
+    def read() -> tuple[str, Place, Contact | None, Places | None]:
+        places = None if found.closed else places_of(hub, found.task)
+        return assets.guards(), _place(request), _contact(hub), places
+
+    guards, where, runs, places = await asyncio.to_thread(read)
+
+    def make() -> str:
+        address = where.address + found.path
+        return page_text(
+            said,
+            found.path,
+            "study.html",
+            study=found,
+            guards=guards,
+            price=found.price,
+            watched=found.figures.watched,
+            shown_loss=lambda loss: shown_loss(loss, said),
+            certainty=certainty,
+            masking=found.task.masking,
+            cohorts=cohorts,
+            places=places,
+            place_map=place_map,
+            place_states={name: said(f"study.places.state.{name}") for name in ("alive", "silent", "free")},
+            says_little=SAYS_LITTLE,
+            error_now=error_now(found, said),
+            drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],
+            thinned=charts.thinned,
+            contact=runs,
+            address=address,
+            qr=qr(address),
+            where=where,
+            help_command=code("crowdml join --help"),
+            join_command=code(where.command(said("study.join.code"), places=bool(found.task.places))),
+        )
+
+    shown = found, cohorts, places, runs, where
+    return answer(request, await kept(request).page(("study", found.id, said.language), shown, make))
 
 
 async def figures(request: Request) -> Response:
@@ -160,15 +178,16 @@ class Place:
 
 async def place(request: Request) -> Place:
     """What the operator said, else where the server said that it listens: never what the request says of itself."""
+    return await asyncio.to_thread(_place, request)
+
+
+def _place(request: Request) -> Place:
     hub: Hub = request.app.state.hub
-
-    def read() -> Place:
-        reached = f"{request.url.scheme}://{request.url.netloc}"
-        return Place(public_address(hub.store) or reached, trust_words(hub.store))
-
-    return await asyncio.to_thread(read)
+    reached = f"{request.url.scheme}://{request.url.netloc}"
+    return Place(public_address(hub.store) or reached, trust_words(hub.store))
 
 
+@lru_cache(256)
 def qr(text: str) -> Markup:
     """The address as a QR code: an image inside the page, black on white in every theme."""
     return Markup(segno.make(text, error="m").svg_data_uri(scale=4, border=2, dark="#000", light="#fff"))
@@ -176,8 +195,11 @@ def qr(text: str) -> Markup:
 
 async def contact(request: Request) -> Contact | None:
     """Who runs this server, if its operator said so. Addresses become links."""
-    hub: Hub = request.app.state.hub
-    said = await asyncio.to_thread(hub.store.setting, CONTACT)
+    return await asyncio.to_thread(_contact, request.app.state.hub)
+
+
+def _contact(hub: Hub) -> Contact | None:
+    said = hub.store.setting(CONTACT)
     lines = [line.strip() for line in (said or b"").decode(errors="replace").splitlines() if line.strip()]
     return Contact(lines[0], tuple(map(_linked, lines[1:]))) if lines else None
 

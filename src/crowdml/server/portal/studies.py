@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
 
 from starlette.requests import Request
 
@@ -30,6 +32,7 @@ __all__ = [
     "certainty",
     "charts_of",
     "cohorts_of",
+    "find_price",
     "find_study",
     "price_of",
     "shown_loss",
@@ -197,9 +200,32 @@ def certainty(epsilon: float) -> float:
     return 1 / (1 + math.exp(-epsilon))
 
 
-@lru_cache(256)
+MOST_PRICES = 4096
+_PRICES: OrderedDict[bytes, Price] = OrderedDict()
+"""The price of each task by its hash: a masked one takes tens of milliseconds, and it never changes."""
+_PRICING = threading.Lock()
+
+
 def price_of(task: Task) -> Price:
-    """The price of a task, worked out once."""
+    """The price of a task, worked out once in the life of this process, whoever asks for it."""
+    found = _PRICES.get(task.hash)
+    if found is None:
+        with _PRICING:
+            found = _PRICES.get(task.hash)
+            if found is None:
+                found = _PRICES[task.hash] = _work_out(task)
+                if len(_PRICES) > MOST_PRICES:
+                    _PRICES.popitem(last=False)
+    return found
+
+
+async def find_price(task: Task) -> Price:
+    """`price_of` for the event loop: a price that is not known yet is worked out in a thread."""
+    found = _PRICES.get(task.hash)
+    return await asyncio.to_thread(price_of, task) if found is None else found
+
+
+def _work_out(task: Task) -> Price:
     protocol = find(task)
     priced, allowed = quote(protocol, task), affordable(protocol, task)
     rows = tuple(
@@ -279,5 +305,5 @@ async def find_study(request: Request, name: str) -> Study:
 async def _study(request: Request, hosted: Hosted) -> Study:
     held = kept(request)
     figures, closed = await held.figures(hosted.task), await held.closed(hosted.task)
-    price = price_of(hosted.task)
+    price = await find_price(hosted.task)
     return Study(hosted.task, hosted.state, closed, hosted.reason, hosted.check_ins, figures, price)
