@@ -21,7 +21,17 @@ from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import check_hosted
 from crowdml.server.portal import task_form
 from crowdml.server.portal.pricing import price
-from crowdml.server.portal.simulation import Asked, Simulation, SimulationRefused, Simulations, has_jax, suitable_data
+from crowdml.server.portal.simulation import (
+    USUAL_DEVICES,
+    USUAL_TRIALS,
+    Asked,
+    Simulation,
+    SimulationRefused,
+    Simulations,
+    fitting_crowd,
+    has_jax,
+    suitable_data,
+)
 from crowdml.server.portal.visits import Visit, visited
 from crowdml.storage.server import Store
 from crowdml.storage.server.operating import remove_setting, settings_like
@@ -43,6 +53,8 @@ class Draft:
     by: str
     at: str
     from_form: bool
+    by_rule: frozenset[str] | None = None
+    """Fields that were left empty, so that a rule made their values; None: nobody kept it (drafts of version 0.1)."""
 
     @property
     def id(self) -> str:
@@ -62,13 +74,16 @@ def all_drafts(store: Store) -> list[Draft]:
             task = task_form.check_text(plain["text"])
         except TaskError:
             continue
-        found.append(Draft(plain["text"], task, plain["by"], plain["at"], plain["form"]))
+        rules = frozenset(plain["by_rule"]) if "by_rule" in plain else None
+        found.append(Draft(plain["text"], task, plain["by"], plain["at"], plain["form"], rules))
     return sorted(found, key=lambda draft: draft.at, reverse=True)
 
 
-async def _keep(visit: Visit, text: str, task: Task, *, from_form: bool) -> Draft:
-    draft = Draft(text, task, visit.name, visit.hub.clock(), from_form)
-    plain = {"text": text, "by": draft.by, "at": draft.at, "form": from_form}
+async def _keep(visit: Visit, text: str, task: Task, by_rule: frozenset[str] | None = None) -> Draft:
+    """`by_rule`: of a draft that was made by the form, the fields whose values a rule made."""
+    draft = Draft(text, task, visit.name, visit.hub.clock(), by_rule is not None, by_rule)
+    plain = {"text": text, "by": draft.by, "at": draft.at, "form": draft.from_form}
+    plain |= {} if by_rule is None else {"by_rule": sorted(by_rule)}
     if len(await visit.read(settings_like, visit.store, PREFIX)) >= MOST:
         raise Problem("conflict", f"There are {MOST} drafts already. Discard some of them.")
     name = f"{PREFIX}{task.hash.hex()}"
@@ -92,23 +107,34 @@ async def _find(visit: Visit) -> Draft:
 async def by_form(visit: Visit) -> Response:
     """GET, POST /operator/tasks/new: a task by a form that explains each choice."""
     if visit.request.method != "POST":
-        return _form_page(visit, await _beginning(visit), {})
+        values, rules = await _beginning(visit)
+        return _form_page(visit, values, {}, rules=rules)
     values = {key: visit.form.get(key, "") for key in task_form.FIELDS}
     found = await visit.read(task_form.flaws_of, values)
     if not found:
         text, _ = task_form.task_text(values)
         try:
             task = await visit.read(_checked, text)
-            return visit.go((await _keep(visit, text, task, from_form=True)).path)
+            return visit.go((await _keep(visit, text, task, task_form.by_rule(values))).path)
         except TaskError as error:
             found[task_form.field_of(str(error)) or ""] = str(error)
     flaws = {key: _about(key, _plain(sentence)) for key, sentence in found.items()}
-    return _form_page(visit, values, flaws, 422)
+    return _form_page(visit, task_form.prefilled(values), flaws, 422)
 
 
-def _form_page(visit: Visit, values: dict[str, str], flaws: dict[str, str], status: int = 200) -> Response:
+def _form_page(
+    visit: Visit, values: dict[str, str], flaws: dict[str, str], status: int = 200, rules: dict[str, str] | None = None
+) -> Response:
+    """`rules`: what a rule made of fields that are empty."""
     return visit.page(
-        "new.html", status, sections=task_form.SECTIONS, values=values, flaws=flaws, shipped=shipped(), labels=_labels()
+        "new.html",
+        status,
+        sections=task_form.SECTIONS,
+        values=values,
+        flaws=flaws,
+        shipped=shipped(),
+        labels=_labels(),
+        rules=rules or {},
     )
 
 
@@ -116,16 +142,15 @@ def _labels() -> dict[str, str]:
     return {key: field.label for key, field in task_form.FIELDS.items()}
 
 
-async def _beginning(visit: Visit) -> dict[str, str]:
-    """The fields to start with: of a draft, of a shipped task, or the defaults."""
-    query = visit.request.query_params
-    if name := query.get("from"):
+async def _beginning(visit: Visit) -> tuple[dict[str, str], dict[str, str]]:
+    """The fields to start with, of a draft, of a shipped task, or the defaults; and what rules made of empty ones."""
+    if name := visit.request.query_params.get("from"):
         if shipped().get(name) == "new":
-            return task_form.values_of(parse(shipped_text(name)))
+            return task_form.begin_from(parse(shipped_text(name)))
         for draft in await visit.read(all_drafts, visit.store):
             if draft.id == name:
-                return task_form.values_of(parse(draft.text))
-    return task_form.defaults()
+                return task_form.begin_from(parse(draft.text), draft.by_rule)
+    return task_form.defaults(), {}
 
 
 @visited
@@ -142,7 +167,7 @@ async def by_file(visit: Visit) -> Response:
         task = await visit.read(_checked, text)
     except TaskError as error:
         return visit.page("file.html", 422, text=text, flaw=_plain(error))
-    return visit.go((await _keep(visit, text, task, from_form=False)).path)
+    return visit.go((await _keep(visit, text, task)).path)
 
 
 def _checked(text: str) -> Task:
@@ -187,7 +212,10 @@ async def page(visit: Visit) -> Response:
 async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int = 200) -> Response:
     runs = simulations(visit.request)
     run = runs.of(draft.id)
-    asked = run.asked if run is not None else Asked("", 500, 5)
+    datasets = await visit.read(suitable_data, draft.task)
+    crowds = {name: fitting_crowd(draft.task, name) for name in datasets}
+    first = datasets[0] if datasets else ""
+    asked = run.asked if run is not None else Asked(first, crowds.get(first, USUAL_DEVICES), USUAL_TRIALS)
     form = {"data": asked.data, "devices": str(asked.devices), "trials": str(asked.trials), **visit.form}
     return visit.page(
         "draft.html",
@@ -203,7 +231,9 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         run=run,
         crowd_says=_crowd_says(run),
         busy=runs.running() not in (None, draft.id),
-        datasets=await visit.read(suitable_data, draft.task),
+        crowds=crowds,
+        rules=task_form.begin_from(parse(draft.text), draft.by_rule)[1] if draft.from_form else {},
+        labels=_labels(),
         form=form,
         flaws=flaws,
         hosted=draft.task.hash in visit.hub.runners,

@@ -24,9 +24,11 @@ from typing import Any, Literal
 
 from crowdml.datasets import NAMES, catalogue
 from crowdml.errors import CrowdmlError
-from crowdml.task import Task
+from crowdml.protocols import find
+from crowdml.task import Task, parse
+from crowdml.texts import count_text
 
-__all__ = ["Asked", "Simulation", "SimulationRefused", "Simulations", "has_jax", "suitable_data"]
+__all__ = ["Asked", "Simulation", "SimulationRefused", "Simulations", "fitting_crowd", "has_jax", "suitable_data"]
 
 LONGEST = 300.0
 """Seconds: a simulation that takes longer is ended, and the page says so."""
@@ -35,6 +37,7 @@ MEMORY = 16 * 2**30
 MOST_SAID = 2**20
 """Bytes of its result: a result has some thousands."""
 MOST_DEVICES, MOST_TRIALS = 20_000, 20
+USUAL_DEVICES, USUAL_TRIALS = 500, 5
 KEPT = 20
 _PROGRESS = re.compile(rb"progress (\d+) of (\d+)")
 
@@ -64,6 +67,19 @@ def suitable_data(task: Task) -> tuple[str, ...]:
     fitting = [each for each in catalogue() if each.name != "synthetic" and (each.features, each.classes) == shape]
     here = sorted((each for each in fitting if each.found), key=lambda each: each.name != task.name)
     return (*(each.name for each in here), "synthetic", *(each.name for each in fitting if not each.found))
+
+
+def most_devices(task: Task, data: str) -> int:
+    """How many devices this data set makes with a check-in each; synthetic data is made for as many as are asked."""
+    found = next((each for each in catalogue() if each.name == data), None)
+    if found is None or data == "synthetic":
+        return MOST_DEVICES
+    return found.rows[0] // find(task).batch(task)
+
+
+def fitting_crowd(task: Task, data: str) -> int:
+    """A crowd to begin with: as many devices as the data set makes, and no more than a simulation runs quickly."""
+    return max(1, min(USUAL_DEVICES, most_devices(task, data)))
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,12 @@ class Simulations:
             raise SimulationRefused("Choose one of the data sets.")
         if not 1 <= asked.devices <= MOST_DEVICES:
             raise SimulationRefused(f"Between 1 and {MOST_DEVICES:,} devices.", "devices")
+        if asked.devices > (most := most_devices(parse(text), asked.data)):
+            raise SimulationRefused(
+                f"A check-in takes more rows than each of {asked.devices:,} devices would have: {asked.data} makes "
+                f"{count_text(most, 'device')} at most. Ask for fewer, or lower the samples in a check-in.",
+                "devices",
+            )
         if not 1 <= asked.trials <= MOST_TRIALS:
             raise SimulationRefused(f"Between 1 and {MOST_TRIALS} trials.", "trials")
         run = self._runs[draft] = Simulation(asked)

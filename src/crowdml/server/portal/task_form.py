@@ -22,10 +22,13 @@ __all__ = [
     "Field",
     "Section",
     "applies",
+    "begin_from",
+    "by_rule",
     "check_text",
     "defaults",
     "field_of",
     "flaws_of",
+    "prefilled",
     "says_all_of",
     "task_text",
     "values_of",
@@ -282,6 +285,9 @@ SECTIONS: tuple[Section, ...] = (
     ),
 )  # fmt: skip
 
+STEP = "protocol.step.c"
+"""The field that a rule fills in where it is empty."""
+CLIP, USUAL_CLIP = "protocol.clip", "1"
 FIELDS: dict[str, Field] = {field.key: field for section in SECTIONS for field in section.fields}
 
 
@@ -318,7 +324,7 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         if field.kind == "number":
             plain = given.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", given) else given
             if not _NUMBER.fullmatch(plain) or (field.whole and not plain.isdigit()):
-                flaws[key] = f"{given[:40]!r} is no {'whole ' if field.whole else ''}number."
+                flaws[key] = _no_number(given, whole=field.whole)
                 continue
             _put(found, key, plain if field.whole else _exact(plain))
         elif field.kind == "numbers":
@@ -328,7 +334,9 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
                 continue
             _put(found, key, f"[{', '.join(str(int(part)) for part in parts)}]")
         elif field.kind == "lines":
-            _put(found, key, "[" + ", ".join(_quoted(line.strip()) for line in given.split("\n") if line.strip()) + "]")
+            lines = [line for line in given.split("\n") if line.strip()]
+            lines = lines if len(lines) > 1 else re.split("[,;]", given)  # of one line alone: walk, bike, tram
+            _put(found, key, "[" + ", ".join(_quoted(line.strip()) for line in lines if line.strip()) + "]")
         elif field.kind == "choice" and given not in dict(field.choices):
             flaws[key] = "Choose one of the list."
         else:
@@ -393,6 +401,43 @@ def _suiting(key: str, values: Mapping[str, str]) -> str:
              "labels.bound": "1" if is_number else "", "model.kind": "linear" if is_number else "softmax",
              "protocol.clip": "1" if values.get("model.kind") == "mlp" else ""}  # fmt: skip
     return known.get(key, FIELDS[key].default)
+
+
+def _no_number(given: str, *, whole: bool) -> str:
+    """What is wrong with something that is no number, and what was meant where that is plain."""
+    said = f"{given[:40]!r} is no {'whole ' if whole else ''}number"
+    comma = re.fullmatch(r"[+-]?\d*,\d+", given)
+    return f"{said}: write {given.replace(',', '.')}, with a point." if comma and not whole else f"{said}."
+
+
+def by_rule(values: Mapping[str, str]) -> frozenset[str]:
+    """The fields of a filled-in form whose values a rule makes: those that may be empty, and are."""
+    is_sgd = _chosen(values, "protocol.kind") == "sgd"
+    return frozenset([STEP] if is_sgd and not values.get(STEP, "").strip() else [])
+
+
+def prefilled(values: Mapping[str, str]) -> dict[str, str]:
+    """The fields with a clip where a network needs one and none was given. A script does the same at once."""
+    needs_clip = _chosen(values, "model.kind") == "mlp" and not values.get(CLIP, "").strip()
+    return {**values, **({CLIP: USUAL_CLIP} if needs_clip else {})}
+
+
+def begin_from(task: Task, rules: frozenset[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """The fields of a task to begin another one from, and the values of those that a rule made: they stay empty.
+
+    `rules` says which a rule made. None: nobody kept it, so a value that is the rule's, rounded to two digits or more,
+    counts as made by it.
+    """
+    values = values_of(task)
+    if rules is None:
+        rules = frozenset([STEP] if str(task.protocol["kind"]) == "sgd" and _is_rules(task, values[STEP]) else [])
+    made = {key: values[key] for key in rules if key in values}
+    return {**values, **dict.fromkeys(made, "")}, made
+
+
+def _is_rules(task: Task, step: str) -> bool:
+    rule = float(public_step(task))
+    return any(step and float(step) == float(f"{rule:.{digits}g}") for digits in (2, 3, 4))
 
 
 def _suggested(text: str) -> str:

@@ -38,9 +38,21 @@ function choose(/** @type {HTMLFormElement} */ form) {
   }
 }
 
+/** A network needs a clip: begin with 1. The server fills it in, too, where no script runs. */
+function clip(/** @type {HTMLFormElement} */ form, /** @type {EventTarget | null} */ changed) {
+  const field = form.elements.namedItem("protocol.clip");
+  const isNetwork = changed instanceof HTMLSelectElement && changed.name === "model.kind" && changed.value === "mlp";
+  if (isNetwork && field instanceof HTMLInputElement && !field.value) field.value = "1";
+}
+
 for (const form of document.querySelectorAll("form.task-form")) {
   choose(/** @type {HTMLFormElement} */ (form));
   form.addEventListener("change", () => choose(/** @type {HTMLFormElement} */ (form)));
+  form.addEventListener("change", (event) => clip(/** @type {HTMLFormElement} */ (form), event.target));
+}
+const data = document.querySelector("select#data"), devices = document.querySelector("input#devices");
+if (data instanceof HTMLSelectElement && devices instanceof HTMLInputElement) { // each data set makes a crowd of its own size
+  data.addEventListener("change", () => devices.value = data.selectedOptions[0]?.dataset.devices ?? devices.value);
 }
 for (const part of document.querySelectorAll("[data-refresh]")) follow(/** @type {HTMLElement} */ (part));
 for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => print());
