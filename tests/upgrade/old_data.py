@@ -16,7 +16,7 @@ import tarfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from crowdml.device.folder import Folder, Server
 from crowdml.device.runner import Clock, Patience
 from crowdml.device.sources import FileSource, Series
 from crowdml.server.limits import Limits
-from crowdml.server.serve import Started, serve
+from crowdml.server.serve import Started, run, serve
 from crowdml.storage.server import Store
 from crowdml.task import Task
 
@@ -85,7 +85,6 @@ class Serving:
     """Today's `crowdml serve` in a thread, in an old folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._loop = asyncio.new_event_loop()
         ready, said = threading.Event(), list[Started]()
 
         def started(told: Started) -> None:
@@ -94,7 +93,7 @@ class Serving:
 
         def work() -> None:
             limits = Limits(device_rate=1e4, device_burst=1e4, address_rate=1e6, address_burst=1e6, pace=1e6)
-            self._loop.run_until_complete(serve(folder, port=0, limits=limits, started=started))
+            run(serve(folder, port=0, limits=limits, started=started))
 
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
@@ -109,7 +108,6 @@ class Serving:
     def stop(self) -> None:
         self.told.stop()
         self._thread.join(60)
-        self._loop.close()
 
     def get(self, path: str) -> bytes:
         with urllib.request.urlopen(self.address + path, timeout=20) as answer:
@@ -132,7 +130,7 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Serving]:
+def serving(folder: Path) -> Generator[Serving]:
     server = Serving(folder)
     try:
         yield server
@@ -251,7 +249,7 @@ def conversations() -> list[Exchange]:
 
 
 @contextlib.asynccontextmanager
-async def answering(said: Sequence[Exchange]) -> Any:
+async def answering(said: Sequence[Exchange]) -> AsyncGenerator[tuple[str, list[str]]]:
     """The old server's recorded answers on a real socket: the address, and what was asked.
 
     Each request gets the next recorded answer to the same method, path and body; what was asked more often then, while

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import http.client
+import socket
 import time
+from typing import BinaryIO
 
+import pytest
 from old_data import FACTS, TASKS, Exchange, Old, PassingClock, answering, conversations, goes_on, rows, serving, source
 
 from crowdml.device.client import Client
@@ -21,20 +23,26 @@ def of(who: str) -> list[Exchange]:
     return [each for each in SAID if each.who == who]
 
 
-def asked(line: http.client.HTTPConnection, said: Exchange) -> tuple[int, bytes]:
-    method, path = said.line.split(" ")
-    headers = dict(head.split(": ", 1) for head in said.request.split("\r\n")[1:-2])
-    line.request(method, path, said.request_body or None, headers)
-    answer = line.getresponse()
-    return answer.status, answer.read()
+def asked(line: BinaryIO, said: Exchange) -> tuple[int, bytes]:
+    """Send a recorded request as it was, byte for byte; the answer's status and body."""
+    line.write(said.request.encode("latin-1") + said.request_body)
+    line.flush()
+    status, size = int(line.readline().split()[1]), 0
+    while (head := line.readline().lower()) != b"\r\n":
+        if head.startswith(b"content-length:"):
+            size = int(head.partition(b":")[2])
+    return status, line.read(size)
 
 
-def test_todays_server_answers_recorded_devices_as_version_0_1_did(old: Old, monkeypatch):
+def test_todays_server_answers_recorded_devices_as_version_0_1_did(old: Old, monkeypatch: pytest.MonkeyPatch):
     """Enrolment, check-outs, check-ins and a whole round under masks. Requests are signed with their time, so the
     server's clock stands where it stood then."""
     monkeypatch.setattr(time, "time", lambda: float(SAID[0].at))
-    with serving(old.server("server-before")) as server:
-        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    with (
+        serving(old.server("server-before")) as server,
+        socket.create_connection(("127.0.0.1", server.port), 20) as connection,
+        connection.makefile("rwb") as line,
+    ):
         for said in SAID:
             status, body = asked(line, said)
             assert status == said.status, f"{said.who}: {said.line}: {body[:300]!r}"
@@ -42,7 +50,6 @@ def test_todays_server_answers_recorded_devices_as_version_0_1_did(old: Old, mon
                 assert body == said.answer_body, f"{said.who}: {said.line}"  # receipts, with their places and the chain
         server.wait_for(lambda: server.entries("together") == 6)  # five vectors, and their total
         publication = server.get(f"/v1/tasks/{TASKS['together'].hex()}/publication")
-        line.close()
     assert hashlib.sha256(publication).hexdigest() == FACTS["tasks"]["together"]["publication"]
 
 

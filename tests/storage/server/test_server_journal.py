@@ -230,6 +230,7 @@ def test_reduced_bodies_are_gone_but_for_each_devices_signed_statement(url):
         assert [index for index, _ in store.tail(task, 4)] == [5]
         with pytest.raises(StoreError, match=r"entry 1 .* was reduced"):
             list(store.tail(task))
+        assert [index for index, _ in store.kept_bodies(task)] == [2, 5]
         assert store.verify_chain(task).index == 5
         assert store.append(task, [check_in(0, 1)])[0].index == 1, "a reduced entry still answers its repetition"
         store.append(task, [check_in(1, 2)])

@@ -40,7 +40,7 @@ __all__ = [
 
 DELTA = 1e-6
 LOOKED_AT = 200
-"""The last check-ins whose staleness is measured."""
+"""How many of the last check-ins have their staleness measured, if their bodies are still kept."""
 LATE = "round-over"
 FRESH = 15.0
 """Seconds for which the crowd's totals are not added up again."""
@@ -92,7 +92,7 @@ def _staleness(hub: Hub, store: Store, hash_: bytes, index: int) -> Staleness | 
     if runner is None or not index or runner.rounds is not None:  # a cohort works with one version, and says which
         return None
     late: list[int] = []
-    for place, data in store.tail(hash_, max(0, index - LOOKED_AT)):
+    for place, data in store.kept_bodies(hash_, max(0, index - LOOKED_AT)):
         envelope = open_signed(data).envelope
         version = getattr(runner.fold.read(envelope.kind, envelope.body), "version", None)
         if version is not None:

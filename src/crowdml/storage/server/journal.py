@@ -296,6 +296,12 @@ class Journal(Database):
                 raise self._reduced(task, row.at)
             yield row.at, row.signed
 
+    def kept_bodies(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Like `tail`, but entries whose body was reduced are passed over: for figures, never for a replay."""
+        for row in self._pages(task, after_index, _AT, body.c.signed):
+            if row.signed is not None:
+                yield row.at, row.signed
+
     @staticmethod
     def _reduced(task: bytes, index: int) -> StoreError:
         return StoreError(
