@@ -158,7 +158,9 @@ def _listen(host: str, port: int) -> socket.socket:
     """A socket of our own: uvicorn would end the process where it cannot have one."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        listening = socket.create_server(address[:2], family=family, backlog=2048)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # for its connections: asyncio does not set it
+        return listening
     except (OSError, OverflowError) as error:
         raise CannotServe(f"The server could not listen on {host}:{port}: {_why(error, host, port)}") from error
 
