@@ -218,6 +218,9 @@ class Protocol:
     learn: Callable[[Task, Any, Kept, int], Any] | None = None
     """What a device makes for itself of its own samples and of what it heard (its state): `models.clusters.Voters`, and
     they never leave. None where devices use what the server publishes."""
+    overlaps: bool = False
+    """Whether samples may share a reading (`features.kind = "windows"`): only where features never leave a device, and
+    each reading is the label of one sample. Elsewhere replacing a reading would change many samples at once."""
 
     def __post_init__(self) -> None:
         if self.masked is not None:

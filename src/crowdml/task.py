@@ -40,8 +40,22 @@ class Bound:
         positive("features.norm.bound", self.bound)
 
 
+LARGEST_DELTA = 1e-5
+"""The most that delta may be on a device, however few samples there are."""
+
+
+def largest_delta(protected: int | None) -> float:
+    """The ceiling of delta where so many samples (or devices) are protected; None: nobody knows how many.
+
+    A mechanism that publishes each of n samples whole with probability delta is (0, delta)-DP, and gives n * delta of
+    them away on average. So delta is at most a tenth of one over n, and at most `LARGEST_DELTA`.
+    """
+    return LARGEST_DELTA if protected is None else min(LARGEST_DELTA, 1 / (10 * protected))
+
+
 WIDE = Fraction(10**6)
-"""The ball of windows whose task names none: they never leave a device, and raw readings are not shortened by it."""
+"""The ball of windows whose task names none: raw readings are not shortened by it. Only `proportions` takes windows on
+devices, where they never leave."""
 QUIET = {"quiet": True}
 """Metadata of a key that came later: at its default it is left out of the published form, so old hashes stand."""
 
@@ -276,6 +290,23 @@ class Task:
     @property
     def classes(self) -> int | None:
         return len(self.labels.classes) or None
+
+    @property
+    def protected(self) -> int | None:
+        """How many samples, or devices with `unit = "device"`, one release may tell about; None: the task says not.
+
+        A round has at most `masking.cohort` devices, a task with places one device at each of them; a device gives at
+        most `privacy.budget.samples`.
+        """
+        devices = self.masking.cohort if self.masking is not None else len(self.places) or None
+        if devices is None or self.privacy.unit == "device":
+            return devices
+        return None if self.privacy.budget is None else devices * self.privacy.budget.samples
+
+    @property
+    def largest_delta(self) -> float:
+        """The most that `privacy.delta` may be where devices take part; the simulator runs more, and says so."""
+        return largest_delta(self.protected)
 
     def with_(self, **sections: Any) -> Task:
         """A new task with some sections changed; a mapping changes only the keys it names."""

@@ -52,3 +52,11 @@ def number_text(value: float, digits: int = 3) -> str:
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"
+
+
+def digits_below(value: float) -> str:
+    """A number above 0 to three digits, never above itself: a limit that people can copy."""
+    shown = f"{value:.2e}"
+    if float(shown) > value:
+        shown = f"{float(shown) - 10.0 ** (int(shown[shown.index('e') + 1 :]) - 2):.2e}"
+    return f"{float(shown):g}"

@@ -240,3 +240,16 @@ def test_a_shipped_task_has_data_of_its_shape(name: str):
     task = find_task(name)
     row = next(each for each in catalogue() if each.name == SHIPPED_DATA.get(name, name))
     assert (row.features, row.classes) == (task.features.dimension, task.classes)
+
+
+def test_a_delta_that_devices_refuse_is_simulated_and_marked(tmp_path: Path):
+    """Review 2, privacy finding 1: only the simulator takes a larger delta, to set a run beside a paper."""
+    file = tmp_path / "loose.toml"
+    file.write_text(shipped_text("digits012").replace("delta = 1e-6", "delta = 1e-3"), encoding="utf-8")
+    assert "privacy.delta = 0.001" in refused("task", "check", str(file))
+    options = ("--data", "digits012", "--seed", "7", "--json", "-")
+    loose, sound = (crowdml("simulate", name, *options) for name in (str(file), "digits012"))
+    assert (loose.json["delta_too_large"], sound.json["delta_too_large"]) == (True, False)
+    assert loose.json["series"][0]["privacy"]["delta_too_large"] is True
+    said = " ".join(crowdml("simulate", str(file), *options[:-2]).out.split())
+    assert "no device takes part in this task: privacy.delta = 0.001" in said

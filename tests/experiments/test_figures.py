@@ -72,7 +72,7 @@ def test_a_figures_json_has_the_shape_of_the_design_its_keys_and_its_tables_on_t
         assert len(series["low"]) in (0, len(series["x"]))
         assert all(is_number(value) for name in ("x", "y", "low", "high") for value in series[name])
         privacy = series["privacy"]
-        assert set(privacy) == {"unit", "epsilon", "claimed", "delta", "as_published", "not_covered"}
+        assert set(privacy) == {"unit", "epsilon", "claimed", "delta", "as_published", "not_covered", "delta_too_large"}
         assert privacy["unit"] in ("sample", "device", "measurement")
         assert privacy["epsilon"] is None or privacy["epsilon"] > 0
         assert privacy["epsilon"] is not None or privacy["claimed"] is None

@@ -43,6 +43,7 @@ RELAY, RELAYED = "server/relay.py", "tests/server/test_relay.py::"
 LETTERS, STORED = "storage/server/letters.py", "tests/storage/server/test_server_letters.py::"
 PEERING = "tests/device/test_peering.py::"
 VALIDATION, LOOKED = "server/validation.py", "tests/server/test_validation.py::"
+PROMISES = "tests/review/test_promises.py::"
 LOOKS, KEPT = "storage/server/looks.py", "tests/storage/server/test_server_looks.py::"
 
 
@@ -1814,5 +1815,83 @@ MUTANTS: tuple[Mutant, ...] = (
         "        before, nearest = nearest, _nearest(points, centres)\n        if (before == nearest).all():\n"
         "            break\n    return centres, float(",
         "tests/models/test_clusters.py::test_how_many_steps_are_taken_does_not_depend_on_the_windows",
+    ),
+    # --- parameters that void a promise (second privacy review) ---
+    Mutant(
+        "any delta is accepted",
+        "protocols/__init__.py",
+        "return most is not None and task.privacy.delta > most",
+        "return False",
+        f"{PROMISES}test_a_delta_above_a_hundred_thousandth_is_refused_by_server_and_device[0.999-True]",
+    ),
+    Mutant(
+        "a delta of ten times the ceiling is accepted",
+        "protocols/__init__.py",
+        "task.privacy.delta > most",
+        "task.privacy.delta > 10 * most",
+        f"{PROMISES}test_a_delta_above_a_hundred_thousandth_is_refused_by_server_and_device[1.01e-05-True]",
+    ),
+    Mutant(
+        "the ceiling of delta forgets how many are protected",
+        "task.py",
+        "return LARGEST_DELTA if protected is None else min(LARGEST_DELTA, 1 / (10 * protected))",
+        "return LARGEST_DELTA",
+        f"{PROMISES}test_the_ceiling_is_a_tenth_of_one_over_devices_times_samples_where_both_are_known[task0-3.3333333333333333e-06]",
+    ),
+    Mutant(
+        "the ceiling of delta counts devices and not their samples",
+        "task.py",
+        "devices * self.privacy.budget.samples",
+        "devices",
+        f"{PROMISES}test_the_ceiling_is_a_tenth_of_one_over_devices_times_samples_where_both_are_known[task0-3.3333333333333333e-06]",
+    ),
+    Mutant(
+        "totals of pure rows are converted at any delta",
+        "protocols/__init__.py",
+        "return LARGEST_DELTA if all(isinstance(loss, Pure) for loss in losses)",
+        "return None if all(isinstance(loss, Pure) for loss in losses)",
+        f"{PROMISES}test_pure_promises_need_no_delta_and_are_not_converted_at_a_large_one",
+    ),
+    Mutant(
+        "a device runs what a server refuses",
+        "device/folder.py",
+        "protocol = check_for_devices(task)",
+        'protocol = __import__("crowdml.protocols").protocols.find(task)',
+        f"{PROMISES}test_a_delta_above_a_hundred_thousandth_is_refused_by_server_and_device[0.999-True]",
+    ),
+    Mutant(
+        "an owner's budget is meant at any delta",
+        "device/folder.py",
+        "if self.delta > most:",
+        "if self.delta > 1:",
+        f"{PROMISES}test_an_owners_budget_has_the_same_ceiling[100-1.1e-05-True]",
+    ),
+    Mutant(
+        "windows that overlap leave in any protocol",
+        "protocols/__init__.py",
+        'if task.features.kind != "windows" or find(task).overlaps:',
+        'if task.features.kind != "windows" or find(task).name:',
+        f"{PROMISES}test_windows_that_overlap_are_refused_where_they_leave[sgd]",
+    ),
+    Mutant(
+        "noise is promised that no device draws",
+        MECHANISMS,
+        "return self.most is None or self.squared <= self.most**2",
+        "return self.squared > 0",
+        f"{PROMISES}test_noise_beyond_the_exact_sampler_is_refused_before_a_device_fails_at_every_draw",
+    ),
+    Mutant(
+        "a product of two numbers on a grid has the grid's own step",
+        MOMENTS,
+        "self.variance, self.grid.step**2, None",
+        "self.variance, self.grid.step, None",
+        f"{PROMISES}test_the_noise_of_moments_is_in_the_unit_of_products",
+    ),
+    Mutant(
+        "a server hosts what devices refuse",
+        "server/hub.py",
+        "    check_for_devices(task)\n    fold = Fold(task)",
+        "    fold = Fold(task)",
+        f"{PROMISES}test_a_delta_above_a_hundred_thousandth_is_refused_by_server_and_device[0.999-True]",
     ),
 )

@@ -311,7 +311,12 @@ def budget() -> None:
 @click.option("--epsilon", required=True, help="What any one sample may cost in all, such as 1 or 1/2.")
 @click.option("--samples", required=True, type=click.IntRange(min=0), help="How many samples are given in a life.")
 @click.option("--device-epsilon", help="What the device may cost in all, as if all its samples were replaced.")
-@click.option("--delta", default=1e-6, show_default=True, help="At which delta the epsilons are meant.")
+@click.option(
+    "--delta",
+    type=float,
+    default=None,
+    help="At which delta the epsilons are meant: at most 1e-5, and at most 1/(10 x samples). Default: 1e-6, or less.",
+)
 @click.option("--before-joining", is_flag=True, help="Set it in a folder whose device joins later.")
 @json_option
 def set_(
@@ -319,16 +324,18 @@ def set_(
     epsilon: str,
     samples: int,
     device_epsilon: str | None,
-    delta: float,
+    delta: float | None,
     before_joining: bool,
     json_path: str | None,
 ) -> None:
     """Set what this device may give over all tasks. It holds from the next start; nothing given is taken back."""
     from crowdml.device.folder import Folder, OwnerBudget
     from crowdml.privacy.losses import exact
+    from crowdml.task import largest_delta
 
     report, home = Report(json_path), Folder(folder)
     device = None if device_epsilon is None else str(exact(device_epsilon))
+    delta = min(1e-6, largest_delta(max(1, samples))) if delta is None else delta
     chosen = OwnerBudget(str(exact(epsilon)), samples, device, delta)
     _ = chosen.budget  # one that cannot be kept is refused before anything is made
     if not home.joined and not before_joining:

@@ -121,11 +121,16 @@ def _change(
     json_path: str | None,
     closed: bool | None = None,
 ) -> None:
-    from crowdml.server.hub import utc_now
+    from crowdml.server.hub import check_hosted, utc_now
+    from crowdml.task import from_canonical
 
     report = Report(json_path)
     with open_store(folder, database) as store:
         hash_ = find(store)
+        standing = store.task(hash_)
+        assert standing is not None
+        if state == "running":  # one that an earlier version accepted may be refused by now
+            check_hosted(from_canonical(standing.canonical))
         if closed is not None:  # before it runs: a closed task is never open, not even for a moment
             store.set_closed(hash_, closed, utc_now())
             store.record("closed" if closed else "opened", utc_now(), "by the command line", hash_)

@@ -127,7 +127,20 @@ def simulate(
     result = _result(found, data, study, curve, seed, engine, kind, passes)
     _show(report, found, data, study, result)
     report.plotted(lambda path: _plot(path, found, study, curve))
-    report.finish(result)
+    report.finish(_marked(report, found, result))
+
+
+def _marked(report: Report, task: Task, result: dict[str, Any]) -> dict[str, Any]:
+    """The result, marked where its delta voids the promise; people read why no device takes part in such a task."""
+    from crowdml.protocols import is_delta_too_large, refusal
+
+    refused = refusal(task)
+    if refused is not None:
+        report.print(f"Simulated only, for no device takes part in this task: {refused.sentence}")
+    result["delta_too_large"] = is_delta_too_large(task)
+    for line in result["series"]:
+        line["privacy"] |= {"unit": task.privacy.unit, "delta_too_large": result["delta_too_large"]}
+    return result
 
 
 def _city(
@@ -155,7 +168,7 @@ def _city(
     with _followed(report, task, counted) as (expect, tick):
         name = data_name or SHIPPED_DATA.get(task.name)
         result = simulate_city(report, task, data=name, seed=seed, seeds=seeds, expect=expect, tick=tick)
-    report.finish(result)
+    report.finish(_marked(report, task, result))
 
 
 def _counts(
@@ -195,7 +208,7 @@ def _counts(
             expect=expect,
             tick=tick,
         )
-    report.finish(result)
+    report.finish(_marked(report, task, result))
 
 
 def _seeds(seed: int | None, trials: int) -> tuple[int, list[int]]:

@@ -96,6 +96,7 @@ def list_(folder: Path | None, database: str | None, json_path: str | None) -> N
 
 def _list_hosted(report: Report, folder: Path | None, database: str | None) -> None:
     from crowdml.cli.server import open_store
+    from crowdml.protocols import refusal
     from crowdml.server.validation import watched
     from crowdml.task import from_canonical
 
@@ -107,18 +108,21 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
             check_ins = store.head(each.hash).index - store.totals_count(each.hash)
             devices = len(store.last_seq(each.hash))
             ended = [one.detail for one in store.events(task=each.hash, limit=1000) if one.kind == "stopped"]
-            why = ended[0] if ended and each.state == "stopped" else None
-            seen = watched(store, from_canonical(each.canonical))
-            rows.append({"name": each.name, "hash": each.hash.hex(), "state": each.state, "why": why,
+            found = from_canonical(each.canonical)
+            refused = refusal(found)
+            state = each.state if refused is None else "stopped"  # as a server shows it
+            why = ended[0] if ended and each.state == "stopped" else None if refused is None else refused.reason
+            seen = watched(store, found)
+            rows.append({"name": each.name, "hash": each.hash.hex(), "state": state, "why": why,
                          "closed": each.closed, "check_ins": check_ins, "devices": devices,
                          "validation": None if seen is None else seen.plain()})  # fmt: skip
             whom = "who joined" if each.closed else "anyone"
             figure = "" if seen is None else seen.short(open_=False)
-            table.add_row(each.name, each.hash.hex()[:12], each.state, whom, f"{check_ins:,}", f"{devices:,}", figure)
+            table.add_row(each.name, each.hash.hex()[:12], state, whom, f"{check_ins:,}", f"{devices:,}", figure)
             if why:
                 said.append(f"{each.name} is stopped: {why}.")
             if seen is not None:
-                stands = seen.said(stopped=each.state == "stopped")
+                stands = seen.said(stopped=state == "stopped")
                 said.append(f"{each.name} on {seen.found.terms.name}: {seen.text()}. {seen.promise()} {stands}")
     report.print(table)
     for line in said:
@@ -132,11 +136,11 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
 def check(file_or_name: str, json_path: str | None) -> None:
     """Check TASK (a file, or a shipped name) and print its price."""
     from crowdml.protocol import check_budget
-    from crowdml.protocols import find, settled
+    from crowdml.protocols import check_for_devices, find, settled
 
     report = Report(json_path)
     found = settled(find_task(file_or_name))  # as it would be published: that is what its hash names
-    price = check_budget(find(found), found)
+    price = check_budget(check_for_devices(found), found)
     batch = find(found).batch(found)
     result = _priced(found, price, batch)
     report.heading(found.name, found.title)
@@ -264,24 +268,14 @@ def _model(found: Task) -> str | None:
 
 def _row(row: QuotedRow, delta: float) -> dict[str, Any]:
     mechanism = row.mechanism
-    scale, sigma = getattr(mechanism, "scale", None), getattr(mechanism, "sigma", None)
-    variance = getattr(mechanism, "variance", None)
-    noise = (
-        f"sigma {float(sigma):.4g}"
-        if sigma is not None
-        else f"scale {float(scale):.4g}"
-        if scale is not None
-        else f"share {float(variance) ** 0.5:.4g}"
-        if variance is not None
-        else "none"
-    )
-    sensitivity = mechanism.sensitivity
+    law, sensitivity = mechanism.law, mechanism.sensitivity
     return {
         "row": row.row,
         "mechanism": mechanism.kind,
         "sensitivity": f"{type(sensitivity).__name__} {sensitivity.bound}",
         "adjacency": sensitivity.adjacency.value,
-        "noise": noise,
+        "noise": "none" if law is None else f"{law.parameter} {law.steps:.4g}",
+        "noise_unit": None if law is None else float(law.unit),
         "grid": float(mechanism.grid.step),
         "loss": loss_text(row.loss, delta),
         "observer": mechanism.observer.value,

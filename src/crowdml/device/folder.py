@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from crowdml.device.marks import Mark, Marks, read_marks
-from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
+from crowdml.errors import CrowdmlError, DataError, GuaranteeError, LedgerError, TaskError
 from crowdml.privacy.losses import Unbounded
 from crowdml.protocol import Protocol, affordable, quote
 from crowdml.records import record
 from crowdml.storage import Budget, Ledger
-from crowdml.task import Task, from_canonical
+from crowdml.task import Task, from_canonical, largest_delta
+from crowdml.texts import digits_below
 from crowdml.wire.keys import Key
 
 __all__ = ["Consent", "Folder", "OwnerBudget", "Server", "offer", "readable_task"]
@@ -59,6 +60,14 @@ class OwnerBudget:
 
     @property
     def budget(self) -> Budget:
+        """What the ledger holds charges against. A delta above its ceiling is refused: it would void the budget."""
+        most = largest_delta(max(1, self.samples))
+        if self.delta > most:
+            raise GuaranteeError(
+                f"the owner's budget has delta = {self.delta:g}: a promise may fail with this probability, so that for "
+                f"{self.samples:,} samples it is at most {digits_below(most)}. Nothing was sent. Set it again with "
+                "`crowdml budget set`."
+            )
         device = None if self.device_epsilon is None else Fraction(self.device_epsilon)
         return Budget(Fraction(self.epsilon), self.delta, self.samples, device)
 
@@ -95,10 +104,10 @@ def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
             f"the server sent a task with hash {found.hex()[:12]}, and {expected.hex()[:12]} was asked for. "
             "Nothing was sent. Ask whoever runs the study."
         )
-    from crowdml.protocols import find  # models and all: when a task is there, and not before
+    from crowdml.protocols import check_for_devices  # models and all: when a task is there, and not before
 
     task = from_canonical(data)
-    protocol = find(task)
+    protocol = check_for_devices(task)
     if task.as_published:
         raise TaskError(f"task {task.name!r} is as published, with a paper's own formulas: only the simulator runs it.")
     if any(isinstance(row.loss, Unbounded) for row in quote(protocol, task).rows):
@@ -263,17 +272,24 @@ class Folder:
         return {hash_: replace(Consent(**each), promises=tuple(each["promises"])) for hash_, each in found.items()}
 
     def accepted(self, hash_: bytes) -> tuple[Task, Protocol]:
-        """The task that the owner accepted under this hash, and no other."""
+        """The task that the owner accepted under this hash, and no other, if a device may still give to it."""
+        return readable_task(self._accepted(hash_), hash_)
+
+    def consented(self, hash_: bytes) -> Task:
+        """The task that the owner accepted under this hash, to read what was given: also one that a device may not run
+        any more."""
+        return from_canonical(self._accepted(hash_))
+
+    def _accepted(self, hash_: bytes) -> bytes:
         if hash_.hex() not in self.consents():
             raise TaskError(
                 f"task {hash_.hex()[:12]} is not what the owner of this device accepted. Nothing was sent. "
                 "Join it with `crowdml join`, which shows its price first."
             )
         try:
-            data = (self.path / "tasks" / f"{hash_.hex()}.json").read_bytes()
+            return (self.path / "tasks" / f"{hash_.hex()}.json").read_bytes()
         except OSError as error:
             raise DataError(f"The accepted task {hash_.hex()[:12]} cannot be read: {error.strerror}.") from error
-        return readable_task(data, hash_)
 
     # --- the ledger ---
 

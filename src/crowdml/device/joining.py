@@ -167,7 +167,7 @@ async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]
     """
     found: dict[int, Signed] = {}
     marks = folder.last_marks()
-    masked = any(folder.accepted(bytes.fromhex(task))[0].masking is not None for task in folder.consents())
+    masked = any(folder.consented(bytes.fromhex(task)).masking is not None for task in folder.consents())
     for number, key in keys:
         signed, mark = await _statement(client, key, clock), marks.get(number)
         if signed is not None and mark is not None and signed.hash.hex() == mark.hash:

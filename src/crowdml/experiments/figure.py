@@ -12,6 +12,7 @@ import numpy as np
 
 from crowdml.arrays import Array
 from crowdml.errors import CrowdmlError
+from crowdml.task import LARGEST_DELTA
 
 MAIN = "main"
 SOUND = "sound"
@@ -39,6 +40,14 @@ class PrivacyLabel:
     not_covered: tuple[str, ...] = ()
     silent: bool = False
     """Nothing is sent, so there is nothing to pay for."""
+    claimed_delta: float = 0.0
+    """At which delta the paper makes its claim, where that is another than `delta`."""
+
+    @property
+    def delta_too_large(self) -> bool:
+        """Whether a promise at such a delta says nothing: devices refuse it, and only simulations show it."""
+        claimed = self.claimed_delta if self.claimed is not None else 0.0
+        return max(self.delta, claimed) > LARGEST_DELTA
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not (0 < self.epsilon < math.inf):
@@ -52,7 +61,7 @@ class PrivacyLabel:
         nothing = "none, nothing is sent" if self.silent else "none"
         text = nothing if self.epsilon is None else f"{self.epsilon:.4g}{whose}"
         text += f", δ = {self.delta:.0e}".replace("e-0", "e-") if self.delta and self.epsilon is not None else ""
-        text += "" if self.claimed is None or self.claimed == self.epsilon else f" (claimed {self.claimed:.4g})"
+        text += "" if self.claimed == self.epsilon else self._claim
         text += ", as published" if self.as_published else ""
         return text + (f"; not covered: {', '.join(self.not_covered)}" if self.not_covered else "")
 
@@ -64,7 +73,14 @@ class PrivacyLabel:
         honest = f"ε = {self.epsilon:.4g}"
         if self.delta:
             honest += f", δ = {self.delta:.0e}".replace("e-0", "e-")
-        return f"{honest} (claimed {self.claimed:.4g})" if self.claimed is not None else honest
+        return honest + self._claim
+
+    @property
+    def _claim(self) -> str:
+        if self.claimed is None:
+            return ""
+        at = f" at δ = {self.claimed_delta:.0e}".replace("e-0", "e-") if self.claimed_delta else ""
+        return f" (claimed {self.claimed:.4g}{at}{', too large' if self.delta_too_large else ''})"
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,7 @@ class Series:
                 "delta": label.delta,
                 "as_published": label.as_published,
                 "not_covered": list(label.not_covered),
+                "delta_too_large": label.delta_too_large,
             },
         }
 

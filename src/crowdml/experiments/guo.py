@@ -360,7 +360,12 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
     lonely, together = alone(case, case.devices, case.seed), alone(case, 1, case.seed)
     outside = () if quick else ("tuning", "float-noise")
     cost = PrivacyLabel(
-        epsilon=round(honest[-1], 4), claimed=claimed[-1], delta=DELTA, as_published=True, not_covered=outside
+        epsilon=round(honest[-1], 4),
+        claimed=claimed[-1],
+        delta=DELTA,
+        as_published=True,
+        not_covered=outside,
+        claimed_delta=CLAIMED_DELTA,
     )
     proved = PrivacyLabel(epsilon=float(totals[-1]), delta=DELTA)
     both = f"{MAIN} {SOUND}"

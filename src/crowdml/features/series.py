@@ -1,8 +1,9 @@
 """A series of measurements as samples: a window of the last values, and the class of a value that comes later.
 
 Sachweh, Boiar, Liebig 2021, section 3: x = the w latest measurements, label = the discretised one at horizon r. A
-measurement is in w windows, which never leave a device, and is the label of one sample: one batch counts it (review,
-P3).
+measurement is in w windows and is the label of one sample. Only `proportions` takes such samples: there windows never
+leave a device, and one batch counts each label (review, P3). Every other protocol lets something out that depends on
+x, where one measurement would be in up to w + 1 samples and pay for one; `crowdml.protocols.refusal` refuses that.
 
 Shapes do not depend on values. A window that holds a non-finite value stays in its place (the buffer makes the zero
 sample of it) and a non-finite target has the label -1, which no count has a cell for. To leave such samples out would

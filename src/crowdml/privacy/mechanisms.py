@@ -23,10 +23,59 @@ from crowdml.errors import GuaranteeError
 from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, skellam_loss
 from crowdml.privacy.grid import COUNTS, LARGEST_CLIP, Grid
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Total, Unbounded, group
-from crowdml.privacy.noise import Source
+from crowdml.privacy.noise import LARGEST, MOST_DRAWS, Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L1, L2, Adjacency, Observer
 from crowdml.records import record
+
+
+@record
+class NoiseLaw:
+    """The noise that one device adds to each entry of what it releases: what people and programs are shown of it."""
+
+    parameter: str
+    """How the literature names its width: "sigma", "scale" (b of a Laplace law), or "share" (the standard deviation of
+    one device's part of a cohort's noise)."""
+    squared: Fraction
+    """The width in steps, squared: a share is known by its variance, and that is exact."""
+    unit: Fraction
+    """The size of one step, in the unit of the value that the mechanism releases."""
+    most: int | None
+    """The largest width in steps that `SystemSource` draws; None: the mechanism draws larger ones in parts."""
+    honest: int | None = None
+    """Devices whose shares are in a published sum, at least; None: all of the noise is this device's own."""
+
+    @property
+    def steps(self) -> float:
+        """The width in steps of the grid."""
+        return math.sqrt(self.squared)
+
+    @property
+    def size(self) -> float:
+        """The width in the unit of the value."""
+        return self.steps * float(self.unit)
+
+    @property
+    def size_in_sum(self) -> float:
+        """The width of the noise in a cohort's sum, at least, in the unit of the value."""
+        return math.sqrt(self.honest or 1) * self.size
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether a device can draw it at all; the simulator draws any."""
+        return self.most is None or self.squared <= self.most**2
+
+
+def gaussian_law(sigma: Fraction, unit: Fraction) -> NoiseLaw:
+    return NoiseLaw("sigma", sigma**2, unit, LARGEST)
+
+
+def laplace_law(scale: Fraction, unit: Fraction) -> NoiseLaw:
+    return NoiseLaw("scale", scale**2, unit, LARGEST)
+
+
+def share_law(variance: Fraction, unit: Fraction, honest: int) -> NoiseLaw:
+    return NoiseLaw("share", variance, unit, math.isqrt(MOST_DRAWS) * LARGEST, honest)
 
 
 class Mechanism(Interface):
@@ -44,6 +93,11 @@ class Mechanism(Interface):
     @property
     def loss(self) -> Loss:
         """What one release costs one sample of the part."""
+        ...
+
+    @property
+    def law(self) -> NoiseLaw | None:
+        """The noise on each entry; None where there is none, or where chance replaces values (randomised response)."""
         ...
 
     @property
@@ -96,6 +150,10 @@ class GridLaplace:
     @cached_property
     def scale(self) -> Fraction:
         return laplace_scale(self.sensitivity.bound, self.epsilon)
+
+    @property
+    def law(self) -> NoiseLaw:
+        return laplace_law(self.scale, self.grid.step)
 
     @property
     def loss(self) -> Loss:
@@ -157,6 +215,10 @@ class GridGaussian:
         return gaussian_sigma(self.sensitivity.bound, self.rho)  # rounded up
 
     @property
+    def law(self) -> NoiseLaw:
+        return gaussian_law(self.sigma, self.grid.step)
+
+    @property
     def loss(self) -> Loss:
         return ZCDP(self.rho)
 
@@ -195,6 +257,10 @@ class CountLaplace:
     @cached_property
     def scale(self) -> Fraction:
         return laplace_scale(self.sensitivity.bound, self.epsilon)
+
+    @property
+    def law(self) -> NoiseLaw:
+        return laplace_law(self.scale, self.grid.step)
 
     @property
     def loss(self) -> Loss:
@@ -321,6 +387,10 @@ class SkellamSum:
         return L2(Fraction(2 * self.clip), self.adjacency)
 
     @property
+    def law(self) -> NoiseLaw:
+        return share_law(self.variance, self.grid.step, self.honest)
+
+    @property
     def bound(self) -> int:
         return _contributions(self) * self.clip
 
@@ -375,6 +445,10 @@ class SkellamCount:
                 f"says {self.sensitivity.bound}."
             )
         _share(self)
+
+    @property
+    def law(self) -> NoiseLaw:
+        return share_law(self.variance, self.grid.step, self.honest)
 
     @property
     def bound(self) -> int:
@@ -452,6 +526,10 @@ class SkellamStable:
         """In grid steps, rounding paid; entries within the reach move by twice the reach at most, and are rounded."""
         root = root_up(Fraction(self.length))
         return min(stability / self.grid.step + root, 2 * self.reach * root)
+
+    @property
+    def law(self) -> NoiseLaw:
+        return share_law(self.variance, self.grid.step, self.honest)
 
     @property
     def bound(self) -> int:
@@ -535,6 +613,10 @@ class GaussianStable:
         return gaussian_sigma(self.sensitivity.bound, self.rho)  # rounded up
 
     @property
+    def law(self) -> NoiseLaw:
+        return gaussian_law(self.sigma, self.grid.step)
+
+    @property
     def loss(self) -> Loss:
         return ZCDP(self.rho)
 
@@ -606,6 +688,11 @@ class Scheduled:
 
     whole = True
     """One row for all samples."""
+
+    @property
+    def law(self) -> NoiseLaw | None:
+        """The noise of every check-in: shares of the value change from one to the next, and the noise does not."""
+        return self.row.law
 
     @property
     def sensitivity(self) -> L1 | L2:
@@ -726,6 +813,10 @@ class RandomisedResponse:
         return Fraction(math.floor(2**30 / (1 + (self.classes - 1) * odds) * (1 - 1e-12)), 2**30)
 
     @property
+    def law(self) -> None:
+        return None
+
+    @property
     def sensitivity(self) -> L1:
         return L1(Fraction(2))
 
@@ -762,6 +853,10 @@ class Exposed:
     grid: Grid = COUNTS
     whole: bool = False
     """Whether it takes one row for all samples."""
+
+    @property
+    def law(self) -> None:
+        return None
 
     @property
     def loss(self) -> Loss:

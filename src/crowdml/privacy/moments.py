@@ -17,7 +17,7 @@ from crowdml.errors import GuaranteeError
 from crowdml.privacy.calibration import ORDERS, skellam_variance
 from crowdml.privacy.grid import TOO_LARGE, Grid
 from crowdml.privacy.losses import Filter, Loss, Renyi, Total, exact
-from crowdml.privacy.mechanisms import l1_of, root_up
+from crowdml.privacy.mechanisms import NoiseLaw, l1_of, root_up
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L2, Adjacency, Observer
@@ -121,6 +121,12 @@ class SkellamGram:
     def length(self) -> int:
         """The diagonal, what is above it row by row, then features times labels row by row."""
         return self.features * (self.features + 1) // 2 + self.features * self.labels
+
+    @property
+    def law(self) -> NoiseLaw:
+        """On the diagonal and on features times labels. Values are products of two numbers on the grid, so that one
+        step of them is the square of the grid's."""
+        return NoiseLaw("share", self.variance, self.grid.step**2, None, self.honest)
 
     @property
     def bound(self) -> int:

@@ -127,7 +127,7 @@ def stable_row(
         step *= 2
         if privacy.grid is not None or Fraction(stability) / step < COARSE * root:
             if found is not None:
-                return found  # a device draws it as the sum of several
+                return found  # a Skellam share is drawn as a sum of several; `refusal` looks at the others
             raise TaskError(
                 f"protocol.batch = {covers.size}: an update of so many samples has more than {FURTHEST} steps of "
                 "the coarsest grid that its rounding allows. Lower it."

@@ -465,4 +465,5 @@ protocol = Protocol(
     peers=lambda task: plan(task).correspondents if plan(task).settings.peers else (),
     keeps=lambda task: plan(task).settings.memory if plan(task).settings.peers else 0,
     learn=learn,
+    overlaps=True,
 )

@@ -36,6 +36,7 @@ from crowdml.server.portal.studies import Price, find_price
 from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import Offer, TaskRunner
 from crowdml.storage.server import StoreError
+from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
 from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import PROBLEMS, Problem
@@ -491,18 +492,19 @@ async def tasks(request: Request) -> Response:
             "closed": each.task.hash in hub.closed,
             "version": each.offer.version,
             "check_ins": each.check_ins,
-            "price": shown_price(await find_price(each.task)),
+            "price": shown_price(each.task, await find_price(each.task)),
+            "reason": each.reason,
         }
         for each in hub.hosted()
     ]
     return json_response({"tasks": found})
 
 
-def shown_price(price: Price) -> dict[str, Any]:
+def shown_price(task: Task, price: Price) -> dict[str, Any]:
     """What a check-in costs, for programs and for people who read JSON."""
     return {
-        "unit": "sample",
-        "adjacency": "replace-sample",
+        "unit": task.privacy.unit,
+        "adjacency": ", ".join(sorted({row.adjacency for row in price.rows})),
         "delta": price.delta,
         "sample_epsilon": price.sample_once,
         "device_epsilon": price.device,

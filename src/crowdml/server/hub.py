@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.privacy.noise import Source, SystemSource
+from crowdml.protocols import check_for_devices
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
 from crowdml.server import points
@@ -61,6 +62,7 @@ def utc_now() -> str:
 
 def check_hosted(task: Task) -> None:
     """Refuse a task that no server may run, before anything is written."""
+    check_for_devices(task)
     fold = Fold(task)
     if task.as_published:
         raise TaskError(f"task {task.name!r} runs as published: that is for the simulator alone.")
@@ -156,7 +158,8 @@ class Hub:
         )
         self.runners[runner.task.hash] = runner
         self.states[runner.task.hash] = state
-        if runner.reason is not None and state == "running":  # it stopped, and the server did so before it wrote that
+        ended = runner.fold.reason is not None and state == "running"  # and the server stopped before it wrote that
+        if ended or (runner.refusal is not None and state != "stopped"):
             self._stop(runner)
         self._look_after_rounds(runner)
         return runner
@@ -666,6 +669,8 @@ class Hub:
         """Host a task; one whose bytes are here already stays as it is. A `closed` one is so from the first moment."""
 
         def work() -> bytes:
+            if task.hash not in self.runners:
+                check_hosted(task)
             hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state, closed=closed)
             if hash_ not in self.runners:
                 if closed:

@@ -143,7 +143,7 @@ def _schemas() -> dict[str, Any]:
              "device_epsilon": EPSILON, "rows": _list_of(_all_of(row))}  # fmt: skip
     listed = {"name": TEXT, "title": TEXT, "purpose": TEXT, "collects": TEXT, "hash": HASH,
               "state": HEADERS["Crowdml-State"]["schema"], "version": COUNT, "check_ins": COUNT, "closed": FLAG,
-              "price": _all_of(price)}  # fmt: skip
+              "price": _all_of(price), "reason": {"type": ["string", "null"]}}  # fmt: skip
     part = {"type": "object"}
     return {
         "Problem": _all_of(

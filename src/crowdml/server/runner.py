@@ -21,7 +21,7 @@ import numpy as np
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Envelope, encode, total
 from crowdml.protocol import Context, Protocol, Publish, Step, Stop, advance
-from crowdml.protocols import find
+from crowdml.protocols import find, refusal
 from crowdml.secagg import server as masking
 from crowdml.secagg.messages import Masked
 from crowdml.secagg.server import ServerRound
@@ -115,6 +115,8 @@ class TaskRunner:
         if self.task.as_published:
             raise TaskError(f"task {self.task.name!r} runs as published: that is for the simulator alone.")
         self.fold = Fold(self.task)
+        self.refusal = refusal(self.task)
+        """Why devices may not take part, of a task that an earlier version accepted: it has ended, and can be read."""
         self.index, self.chain = 0, chain_start(self.task.hash)
         self.offer = self._offer()
         self._reduced = 0
@@ -140,7 +142,8 @@ class TaskRunner:
 
     @property
     def reason(self) -> str | None:
-        return self.fold.reason
+        """Why the task has ended: by its own rule, or because devices may not take part in it. None: it has not."""
+        return self.fold.reason or (None if self.refusal is None else self.refusal.reason)
 
     @property
     def check_ins(self) -> int:
@@ -224,7 +227,7 @@ class TaskRunner:
         fresh: list[Entry] = []
         for place, entry in zip(places, entries, strict=True):
             if isinstance(entry, Refused):
-                answers[place] = refusal(entry)
+                answers[place] = problem_of(entry)
             elif entry.is_new:
                 self.fold.apply(found[place], entry.device)
                 answers[place] = len(fresh)
@@ -279,7 +282,7 @@ class TaskRunner:
         fresh: list[Entry] = []
         for (place, vector), entry in zip(vectors.items(), entries, strict=True):
             if isinstance(entry, Refused):
-                answers[place] = refusal(entry)
+                answers[place] = problem_of(entry)
             elif entry.is_new:
                 rounds.fold(entry.device, vector, entry.index, len(batch[place].data))
                 fresh.append(entry)
@@ -388,7 +391,7 @@ class TaskRunner:
             self.rounds.keep_sums()  # first: a body that is reduced must be in a sum that is kept
         before, self.snapshot_at = self.snapshot_at, self.index
         offer = self.offer
-        offered = pack([offer.version, offer.kind, offer.body, self.reason])
+        offered = pack([offer.version, offer.kind, offer.body, self.fold.reason])
         self.store.snapshot(self.task.hash, self.index, self.chain, pack_state(self.fold.state), offered)
         self.store.publish(self.task.hash, Publication(offer.version, offer.kind, offer.body))
         if before:
@@ -409,7 +412,7 @@ def masked_terms(task: Task, protocol: Protocol) -> Terms:
     return terms
 
 
-def refusal(refused: Refused) -> Problem:
+def problem_of(refused: Refused) -> Problem:
     """Why the journal did not take a check-in, as it travels."""
     if refused.reason == "other-bytes":
         return Problem(

@@ -284,8 +284,11 @@ async def start(visit: Visit) -> Response:
     hub, hash_ = visit.hub, draft.task.hash
     closed, known = visit.form.get("closed") == "yes", hub.runners.get(hash_)
     if known is not None and known.reason is not None:
-        raise Problem("conflict", f"This very task is here, and has ended by its own rule: {known.reason}.")
-    await hub.add_task(draft.task, "paused", closed=closed)
+        raise Problem("conflict", f"This very task is here, and has ended: {known.reason}.")
+    try:
+        await hub.add_task(draft.task, "paused", closed=closed)
+    except TaskError as error:  # a draft that an earlier version accepted
+        return await _page(visit, draft, {"start": _plain(error)}, 422)
     if closed and known is not None:
         await hub.set_closed(hash_, True)
     await hub.set_state(hash_, "running", f"by {visit.name}")

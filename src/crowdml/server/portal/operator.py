@@ -123,7 +123,7 @@ async def change_state(visit: Visit) -> Response:
     if state is None:
         raise Problem("invalid-form", "A task is asked to run, pause or stop.")
     if hosted.reason is not None and state != "stopped":
-        raise Problem("conflict", f"The task has ended by its own rule: {hosted.reason}.")
+        raise Problem("conflict", f"The task has ended: {hosted.reason}.")
     if state == "paused" and hosted.state == "stopped":
         raise Problem("conflict", "The task is stopped: there is nothing to pause.")
     await visit.hub.set_state(hosted.task.hash, state, f"by {visit.name}")

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from crowdml.protocol import check_budget
-from crowdml.protocols import find
+from crowdml.protocols import find, refusal
 from crowdml.task import Task
 from crowdml.texts import number_text
 
 __all__ = ["Price", "price"]
+
+
+NOISES = {"sigma": "σ = {} steps", "scale": "scale {} steps", "share": "a share of σ = {} steps"}
+"""Noise in words, by the parameter of its law."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,8 @@ def price(task: Task) -> Price:
     sample = quoted.sample_epsilon(uses)
     rows: list[Row] = []
     for each in quoted.rows:
-        sigma, scale = getattr(each.mechanism, "sigma", None), getattr(each.mechanism, "scale", None)
-        share = getattr(each.mechanism, "variance", None)
-        noise = "none"
-        if share:
-            noise = f"a share of σ = {number_text(math.sqrt(share), 4)} steps"
-        elif sigma or scale:
-            noise = f"σ = {number_text(float(sigma), 4)} steps" if sigma else f"scale {number_text(float(scale), 4)}"
+        law = each.mechanism.law
+        noise = "none" if law is None else NOISES[law.parameter].format(number_text(law.steps, 4))
         kind, _, number = str(each.loss).partition(" ")
         loss = f"{kind} {number_text(float(Fraction(number)))}" if number and ":" not in number else kind
         mechanism = each.mechanism
@@ -97,6 +96,9 @@ def price(task: Task) -> Price:
 def _warnings(task: Task, sample: float, most: int | None) -> list[str]:
     """What somebody who has run many studies would say before it starts."""
     said: list[str] = []
+    refused = refusal(task)
+    if refused is not None:
+        said.append(f"No server runs this: {refused.sentence}")
     if math.isinf(sample):
         said.append("There is no noise: this protects nobody, and no server runs it.")
     elif sample > 8:

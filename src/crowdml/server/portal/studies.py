@@ -13,7 +13,7 @@ from starlette.requests import Request
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.protocol import Quote, affordable, quote
-from crowdml.protocols import find
+from crowdml.protocols import find, refusal
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hosted, Hub
 from crowdml.server.portal.figures import CHARTS, LOOKS, Figures
@@ -162,6 +162,9 @@ class Study:
         """Which rule ended it, by its name in the catalogue: a protocol gives its reason to operators, in English."""
         if self.reason is None:
             return "plainly"
+        refused = refusal(self.task)
+        if refused is not None and self.reason == refused.reason:
+            return refused.kind
         if "no longer finite" in self.reason:
             return "diverged"
         stop = self.task.stop
@@ -261,14 +264,11 @@ def _parameters(mechanism: Mechanism) -> list[tuple[str, float | int | str]]:
     if getattr(mechanism, "clip", None) is not None:
         found.append(("clip", float(getattr(mechanism, "clip") * mechanism.grid.step)))  # noqa: B009
         found.append(("grid", float(mechanism.grid.step)))
-    for name in ("sigma", "scale"):
-        value = getattr(mechanism, name, None)
-        if value is not None:
-            found.append((name, float(value * mechanism.grid.step)))
-    variance, honest = getattr(mechanism, "variance", None), getattr(mechanism, "honest", None)
-    if variance is not None and honest is not None:
-        share = math.sqrt(variance) * float(mechanism.grid.step)
-        found += [("share", share), ("sum", math.sqrt(honest) * share), ("honest", honest)]
+    law = mechanism.law
+    if law is not None:
+        found.append((law.parameter, law.size))
+    if law is not None and law.honest is not None:
+        found += [("sum", law.size_in_sum), ("honest", law.honest)]
     found.append(("covers", mechanism.covers.size))
     return found
 
