@@ -176,7 +176,7 @@ def test_a_network_whose_steps_are_too_long_says_so_everywhere_and_its_last_good
         version = server.hub.find(task.hash).offer.version
         weights = decode("local/weights/1", server.hub.find(task.hash).offer.body).weights
         study = f"/studies/{task.hash.hex()[:12]}"
-        said = "It ended by its own rule: the weights were no longer finite: the steps are too long"
+        said = "It has ended: the weights were no longer finite: the steps are too long"
         assert said in log_in(server.address, folder).get(f"/operator/tasks/{task.hash.hex()[:12]}").text
         assert "its model left all bounds" in asked(server.address, study)
         assert "sein Modell alle Grenzen verließ" in asked(server.address, f"{study}?lang=de")
