@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Iterable
 
-__all__ = ["count_text", "harmless", "hidden_control", "number_text", "one_line", "size_text"]
+__all__ = [
+    "count_text",
+    "did_you_mean",
+    "harmless",
+    "hidden_control",
+    "number_text",
+    "one_line",
+    "size_text",
+]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but tab and newline, delete, C1, separators of lines and paragraphs, bidirectional controls, lone surrogates."""
@@ -60,3 +70,11 @@ def digits_below(value: float) -> str:
     if float(shown) > value:
         shown = f"{float(shown) - 10.0 ** (int(shown[shown.index('e') + 1 :]) - 2):.2e}"
     return f"{float(shown):g}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean "protocol"?' for a word that is nearly one of the known ones; nothing where none is near."""
+    names = list(known)
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.7)
+    return f' Did you mean "{one_line(lower[near[0]])}"?' if near and lower[near[0]] != word else ""

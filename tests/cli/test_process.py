@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import crowdml
-from crowdml.cli.serve import is_loopback
+from crowdml.cli.task import find_task
+from crowdml.protocols import settled
+from crowdml.server.tls import is_loopback
 
 
 def run(*args: str, **extra) -> subprocess.CompletedProcess:
@@ -84,3 +86,32 @@ def test_a_reader_that_goes_away_is_no_traceback():
     command = f"{sys.executable} -m crowdml.cli task check activity | head -c 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_prints_a_command_for_each_task_that_runs_and_where_operators_log_in(tmp_path: Path):
+    """Review 2, users: operator 2, and the tutorial's step 7: what is printed works beside several studies."""
+    from crowdml.server.serve import DATABASE
+    from crowdml.storage.server import Store
+
+    with Store(tmp_path / DATABASE) as store:
+        for name, state in (("first", "running"), ("second", "running"), ("third", "stopped")):
+            store.add_task(
+                settled(find_task("digits012").with_(name=name)).canonical, name, "2026-01-31T12:00:00+00:00", state
+            )
+        store.set_operator("me", "no hash", "2026-01-31T12:00:00+00:00")
+    command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(tmp_path), "--port", "0", "--invite", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as served:
+        assert served.stdout is not None
+        said: list[str] = []
+        for line in served.stdout:
+            said.append(line.rstrip())
+            if "/operator" in line:
+                served.terminate()
+    address = said[0].rpartition(" at ")[2]
+    assert said[0] == f"Serving first, second, third (stopped) at {address}"
+    assert said[1] == "A device joins one of the tasks with:"
+    for line, name in zip(said[2:4], ("first", "second"), strict=True):
+        assert line.startswith(f"  crowdml join {address}/join/")
+        assert line.endswith(f" --task {name} --source csv:FILE")
+    assert said[4].startswith(f"Only this machine reaches {address}.")
+    assert said[5] == f"Operators log in at {address}/operator"

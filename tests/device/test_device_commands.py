@@ -154,19 +154,23 @@ def listed(name: str, state: str, digit: str = "a") -> Listed:
         (
             [listed("city", "stopped"), listed("town", "paused", "b")],
             None,
-            "No study runs there now. The server has: city (stopped), town (paused).",
+            "No study that the code admits to runs now. They are: city (stopped), town (paused).",
         ),
-        ([listed("city", "running")], "town", f"No study there is called 'town'. The server has: city ({'a' * 12})."),
+        (
+            [listed("city", "running")],
+            "citi",
+            f"The code admits to no study called 'citi'. Did you mean \"city\"? It admits to: city ({'a' * 12}).",
+        ),
         (
             [listed("city", "running"), listed("town", "running", "b"), listed("sea", "stopped", "c")],
             None,
-            f"2 studies run there: city ({'a' * 12}), town ({'b' * 12}). Name one by its name or hash with --task.",
+            f"The code admits to 2 studies: city ({'a' * 12}), town ({'b' * 12}). Choose one, such as --task city.",
         ),
         (
             [listed("city", "running"), listed("city", "paused", "b"), listed("city", "stopped", "c")],
             "city",
-            f"2 studies there are called 'city': city ({'a' * 12}), city ({'b' * 12}). "
-            "Name one by its hash with --task.",
+            f"The code admits to 2 studies called 'city': city ({'a' * 12}), city ({'b' * 12}). "
+            f"Choose one, such as --task {'a' * 12}.",
         ),
     ],
 )
@@ -216,12 +220,12 @@ def test_a_device_trusts_the_authority_that_its_owner_names_and_no_other(tmp_pat
         for line in served.stdout:
             if "joins with" in line:
                 break
-        *_, address, code, _, _ = line.split()  # ... URL CODE --source csv:FILE
+        *_, link, _, _ = line.split()  # ... LINK --source csv:FILE
         source = write_rows(tmp_path / "rows.csv", 10)
-        refused = command("join", address, code, "--source", source, "--yes", cwd=tmp_path, code=1)
+        refused = command("join", link, "--source", source, "--yes", cwd=tmp_path, code=1)
         assert "no certificate that we trust" in refused.stderr
         options = ("--source", source, "--yes", "--ca", certificate, "--json", "-")
-        result = json.loads(command("join", address, code, *options, cwd=tmp_path).stdout)
+        result = json.loads(command("join", link, *options, cwd=tmp_path).stdout)
         assert result["check_ins"] == 2
     finally:
         served.terminate()
@@ -421,7 +425,8 @@ def test_an_invitation_for_fewer_devices_than_a_fleet_has_is_one_sentence_and_an
     code = server.call(server.hub.invite(uses=2))
     refused = command("fleet", server.address, code, *options, cwd=tmp_path, code=1)
     assert "Traceback" not in refused.stderr
-    assert "used up. Ask for a new one." in refused.stderr.splitlines()[-1]
+    said = "The code lets in 2 more devices, and these are 4. Nothing was sent. Say --devices 2, or ask for"
+    assert said in refused.stderr.splitlines()[-1]
     assert "4 devices" in command("fleet", server.address, server.code, *options, cwd=tmp_path).stdout
 
 

@@ -85,7 +85,7 @@ def test_a_study_says_all_that_a_participant_has_to_know(busy: Crowd):
         "asynchronous gradient descent",
         "softmax regression",
         "after 20,000 check-ins, or when the error rate is at most 2%",
-        f"crowdml join {busy.base} CODE --source csv:FILE",
+        f"crowdml join {busy.base}/join/CODE --source csv:FILE",
         "crowdml leave",
         "crowdml ledger --web",
         "stays in the model",
@@ -251,7 +251,7 @@ def test_an_invitation_names_its_studies_and_is_not_used_by_being_read(tmp_path:
             seen = words_of(crowd.browser().get(f"/join/{code}").text)
         assert "Another study" in seen
         assert "What is the owner of this phone doing?" not in seen
-        assert f"crowdml join {crowd.base} {code} --source csv:FILE" in seen
+        assert f"crowdml join {crowd.base}/join/{code} --source csv:FILE" in seen
         assert "numbers, then the label: one of" in seen
         assert "It lets one device in." in seen
         found = store.invitation(code_hash(code))
@@ -378,11 +378,11 @@ def test_a_join_command_names_the_public_address_and_what_the_device_must_trust(
     store, path = crowd.running.hub.store, f"/join/{crowd.running.started.code}"
     store.set_setting("tls-authority", b"a certificate")
     seen = words_of(crowd.browser().get(path).text)
-    assert f"crowdml join {crowd.base} {crowd.running.started.code} --ca ca.pem" in seen
+    assert f"crowdml join {crowd.base}/join/{crowd.running.started.code} --ca ca.pem" in seen
     assert "Save ca.pem where you run the command" in seen
     store.set_setting("public-address", b"https://study.example")
     seen = words_of(crowd.browser().get(path).text)
-    assert f"crowdml join https://study.example {crowd.running.started.code}" in seen
+    assert f"crowdml join https://study.example/join/{crowd.running.started.code}" in seen
     assert "--ca" not in seen
 
 
@@ -391,7 +391,7 @@ def test_a_join_command_never_follows_what_a_request_says_of_its_host(crowd: Cro
         answer = crowd.running.line().ask("GET", path, headers={"Host": "evil.example", "Accept": "text/html"})
         assert answer.status == 200
         assert b"evil.example" not in answer.body
-        assert f"crowdml join {crowd.base} " in words_of(answer.body.decode())
+        assert f"crowdml join {crowd.base}/join/" in words_of(answer.body.decode())
 
 
 # --- what pages and prices cost the server ---

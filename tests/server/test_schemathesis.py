@@ -97,6 +97,8 @@ def ask(case: Any, running: Running, kind: str, seed: int) -> None:
             case.body = device.envelope(TASK, 1)
         elif case.path == "/v1/devices" and case.method == "POST":
             case.body, case.headers["Crowdml-Signature"] = enrol(key, running.started.code or "", ())
+        elif case.path == "/v1/invitations/check" and case.method == "POST":
+            case.body = {"code": running.started.code}
     changed = [] if kind == "as made" else [negative_data_rejection]  # what was made wrong may be right now
     case.call_and_validate(base_url=running.started.address, headers=headers, excluded_checks=[*EXCLUDED, *changed])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet, Rates, Summary
     from crowdml.device.folder import Consent, Folder, OwnerBudget
+    from crowdml.device.joining import Listed
     from crowdml.task import Task
 
 T = TypeVar("T")
@@ -61,9 +62,13 @@ seed_option = click.option("--seed", type=int, help="For the data set 'synthetic
 
 
 @click.command(short_help="Join a study as a device, and take part.")
-@click.argument("url")
-@click.argument("code")
-@click.option("--source", required=True, help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION.")
+@click.argument("link")
+@click.argument("code", required=False)
+@click.option(
+    "--source",
+    required=True,
+    help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION; csv:- and ndjson:- read stdin.",
+)
 @click.option("--shard", metavar="I/N", help="Read every N-th row of the source, from the I-th on (counted from 0).")
 @click.option("--place", metavar="NAME", help="Where this device stands, of a task with places: a name or its number.")
 @click.option("--listen", metavar="HOST:PORT", help="Let peers on this network bring their letters here as well.")
@@ -83,8 +88,8 @@ seed_option = click.option("--seed", type=int, help="For the data set 'synthetic
 @seed_option
 @json_option
 def join(
-    url: str,
-    code: str,
+    link: str,
+    code: str | None,
     source: str,
     shard: str | None,
     place: str | None,
@@ -103,14 +108,19 @@ def join(
     seed: int | None,
     json_path: str | None,
 ) -> None:
-    """Join a study at URL with an invitation CODE: see its promise and price, accept, and take part."""
+    """Join a study by the LINK of an invitation: see its promise and price, accept, and take part.
+
+    LINK is https://.../join/CODE; the server's address and the CODE after it will do as well.
+    """
     from crowdml.device.conditions import Conditions, parse_hours
     from crowdml.device.folder import Folder
+    from crowdml.device.joining import read_link
     from crowdml.device.places import find_place
     from crowdml.device.sources import SampleSource, Share, open_source, parse_share
     from crowdml.protocols import find
 
     report = Report(json_path)
+    url, code = read_link(link, code)
     conditions = Conditions(None if hours is None else parse_hours(hours), on_mains, unmetered)
     share = Share() if shard is None else parse_share(shard)
     home = Folder(folder)
@@ -147,8 +157,8 @@ def join(
 
 
 @click.command(short_help="Run many real devices from one process.")
-@click.argument("url")
-@click.argument("code")
+@click.argument("link")
+@click.argument("code", required=False)
 @click.option("--devices", default=100, show_default=True, type=click.IntRange(1, 100_000), help="How many devices.")
 @click.option("--source", required=True, help="shard:NAME, csv:PATH or ndjson:PATH; dealt out over the devices.")
 @click.option(
@@ -166,8 +176,8 @@ def join(
 @seed_option
 @json_option
 def fleet(
-    url: str,
-    code: str,
+    link: str,
+    code: str | None,
     devices: int,
     source: str,
     folder: Path,
@@ -181,13 +191,18 @@ def fleet(
     seed: int | None,
     json_path: str | None,
 ) -> None:
-    """Run many real devices from one process against URL: for trials and load, with an invitation for as many uses."""
+    """Run many real devices from one process, by the LINK of an invitation for as many: for trials and load.
+
+    LINK is https://.../join/CODE; the server's address and the CODE after it will do as well.
+    """
     from crowdml.device.folder import Folder
+    from crowdml.device.joining import read_link
     from crowdml.device.places import needs_place
     from crowdml.device.sources import SampleSource, deal_sources
     from crowdml.protocols import find
 
     report = Report(json_path)
+    url, code = read_link(link, code)
     home = Folder(folder)
     attempt = Attempt(home)
 
@@ -433,6 +448,7 @@ async def _welcome(
 ) -> tuple[Fleet, T]:
     """Find the task, show its promise and price, ask, and note the consent. What was accepted before is not asked.
 
+    A code that admits to nothing is refused before anything is read or sent; nothing is used up by finding that out.
     `prepare` opens the source for the task before anything is shown: a price for rows that do not fit says nothing.
     A closed task is shown to those alone who joined: its device enrols first, and withdraws where its owner declines.
     """
@@ -441,7 +457,7 @@ async def _welcome(
 
     from crowdml.device.fleet import Fleet
     from crowdml.device.folder import offer
-    from crowdml.device.joining import choose_task, enrol_device, fetch_task, list_tasks, pinned, withdraw
+    from crowdml.device.joining import choose_task, enrol_device, fetch_task, pinned, withdraw
     from crowdml.device.runner import Clock
     from crowdml.wire.problems import Problem
 
@@ -451,7 +467,7 @@ async def _welcome(
     if home.joined and len(remembered) == 1:
         task, protocol = home.accepted(bytes.fromhex(remembered[0]))  # a server that is away does not stop us here
     else:
-        chosen = choose_task(await list_tasks(client), wanted)
+        chosen = choose_task(await _admitted(client, home, code, devices), wanted)
         hash_ = bytes.fromhex(chosen.hash)
         try:
             task, protocol = await fetch_task(client, hash_)
@@ -481,6 +497,25 @@ async def _welcome(
         home.accept(task, replace(shown, by=by, at=clock.utc()))
     attempt.fleet = Fleet(home, client, task, protocol, devices=devices, single=single, clock=clock)
     return attempt.fleet, prepared
+
+
+async def _admitted(client: Client, home: Folder, code: str, devices: int) -> Sequence[Listed]:
+    """What the code admits to. For a folder that joined already a used-up code still opens what it opened then."""
+    from crowdml.device.joining import check_invitation, list_tasks
+    from crowdml.wire.problems import Problem
+
+    try:
+        invited = await check_invitation(client, code)
+    except Problem as problem:
+        if problem.slug != "invitation" or not home.joined:
+            raise
+        return await list_tasks(client)
+    if invited.left is not None and invited.left < devices and not home.joined:
+        raise OutputError(
+            f"The code lets in {count_text(invited.left, 'more device')}, and these are {devices:,}. Nothing was sent. "
+            f"Say --devices {invited.left}, or ask for an invitation for as many."
+        )
+    return invited.tasks
 
 
 def _show(report: Report, shown: Consent) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crowdml.cli.output import OutputError, Report, check_place, make_table, whole_file
+from crowdml.cli.serve import ONLY_HERE
 from crowdml.cli.server import open_store, store_options
 from crowdml.texts import one_line
 
@@ -138,9 +139,11 @@ def invite(
     from crowdml.server.export import find_hash
     from crowdml.server.hub import utc_now
     from crowdml.server.invitations import (
+        admitted,
         check_address,
         csv_text,
         make_batch,
+        only_here,
         parse_end,
         public_address,
         sheet_html,
@@ -159,6 +162,7 @@ def invite(
         if where is None:
             raise OutputError("The server has not run yet, so its address is not known. Say it with --address.")
         hashes = [find_hash(store, name) for name in names]
+        opened = [task.name for task, state in admitted(store, hashes) if state != "stopped"]
         batch = make_batch(
             store,
             now,
@@ -178,10 +182,18 @@ def invite(
             with whole_file(Path(path)) as draft:
                 draft.write_text(text(batch), encoding="utf-8", newline="")
             Path(path).chmod(0o600)
-            report.line(f"Written: {path}. Whoever reads it may join.")
+            has = "a row with label, code, url and command" if path == csv_path else "a card with its QR code"
+            report.line(f"Written: {path}, {has} for each invitation. Whoever reads it may join.")
     if csv_path is None and sheet_path is None and json_path != "-":
         for card in batch.cards:
             report.line(card.command)
+    elif json_path != "-":
+        report.line("A device joins with the code of its row or card in place of CODE:")
+        report.line(f"  {batch.cards[0].command.replace(batch.cards[0].code, 'CODE')}")
+    if json_path != "-" and len(opened) > 1:
+        report.line(f"The code admits to {len(opened)} tasks: name one in place of TASK: {', '.join(opened)}.")
+    if only_here(where):
+        report.note(ONLY_HERE.format(address=where))
     cards: list[dict[str, Any]] = [
         {"label": card.label, "code": card.code, "url": card.url, "command": card.command} for card in batch.cards
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,13 @@ from crowdml.cli.output import OutputError, Report, json_option
 
 if TYPE_CHECKING:
     from crowdml.server.logs import Shape
+    from crowdml.server.serve import Started
+
+ONLY_HERE = (
+    "Only this machine reaches {address}. For devices elsewhere say where they reach the server: in the portal's "
+    "settings, or with `crowdml invite --address https://...`."
+)
+"""Said where an invitation leads to an address that no other machine can follow."""
 
 
 @click.command(short_help="Run a server until it is stopped.")
@@ -92,8 +98,9 @@ def serve(
     from crowdml.protocols import settled
     from crowdml.server.limits import Limits
     from crowdml.server.logs import log_to_stderr
-    from crowdml.server.serve import Started, run
+    from crowdml.server.serve import run
     from crowdml.server.serve import serve as make
+    from crowdml.server.tls import is_loopback
 
     report = Report(json_path)
     if tls_local and certificate is not None:
@@ -113,7 +120,7 @@ def serve(
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
 
     def tell(started: Started) -> None:
-        report.line(f"Serving {', '.join(started.tasks) or 'no task yet'} at {started.address}")
+        report.line(f"Serving {_states(started)} at {started.address}")
         if started.address.startswith("http://") and not is_loopback(host) and not behind_proxy:
             report.line("No TLS: whoever shares the network can read passwords and codes. Add --tls-local.")
         local = started.local
@@ -123,12 +130,13 @@ def serve(
             report.line(
                 f"  Trust it where you browse: docs/tls.md. A device: crowdml join ... --ca {local.authority.name}"
             )
-        trust = f" --ca {local.authority}" if local is not None else ""
         if started.code is not None:
-            report.line(f"A device joins with: crowdml join {started.address} {started.code}{trust} --source csv:FILE")
+            _say_joining(report, started)
         if started.setup is not None:
             report.line("There is no operator yet. Make an account at this address, which is shown this once:")
             report.line(f"  {started.setup}")
+        else:
+            report.line(f"Operators log in at {started.address}/operator")
         result: dict[str, Any] = {
             "address": started.address,
             "tasks": list(started.tasks),
@@ -155,9 +163,27 @@ def serve(
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen on."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _states(started: Started) -> str:
+    """The tasks by name, and what becomes of those that do not run."""
+    hosted = started.hub.hosted()
+    names = [each.task.name if each.state == "running" else f"{each.task.name} ({each.state})" for each in hosted]
+    return ", ".join(names) or "no task yet"
+
+
+def _say_joining(report: Report, started: Started) -> None:
+    """The command by which a device joins, where people reach the server; one for each task, if there are several."""
+    from crowdml.server.invitations import join_commands, only_here, public_address, trust_words
+
+    store, local = started.hub.store, started.local
+    address = public_address(store) or started.address
+    trust = f" --ca {local.authority}" if local is not None and trust_words(store) else ""
+    tasks = [(each.task, each.state) for each in started.hub.hosted()]
+    commands = join_commands(address, started.code or "", tasks, trust=trust)
+    if len(commands) == 1:
+        report.line(f"A device joins with: {commands[0]}")
+    else:
+        report.line("A device joins one of the tasks with:")
+        for command in commands:
+            report.line(f"  {command}")
+    if only_here(address):
+        report.line(ONLY_HERE.format(address=address))

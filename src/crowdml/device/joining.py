@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from crowdml.device.client import Client
 from crowdml.device.folder import Folder, Server, readable_task
@@ -16,14 +17,26 @@ from crowdml.protocol import Protocol
 from crowdml.records import record
 from crowdml.storage import Budget, Charge, Ledger, Round
 from crowdml.task import Task
-from crowdml.texts import one_line
+from crowdml.texts import did_you_mean, one_line
 from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
-from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, enrol, open_enrolled
+from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, check_code, enrol, open_enrolled
 
-__all__ = ["Listed", "claim_place", "enrol_device", "fetch_task", "list_tasks", "recover", "withdraw"]
+__all__ = [
+    "Invited",
+    "Listed",
+    "check_invitation",
+    "choose_task",
+    "claim_place",
+    "enrol_device",
+    "fetch_task",
+    "list_tasks",
+    "read_link",
+    "recover",
+    "withdraw",
+]
 
 ROUND_KINDS = ("secagg/agreement/1", "secagg/reveal/1")
 """What a device says in a round after its draw: the server keeps it, with the statement, when the vector is gone."""
@@ -44,15 +57,68 @@ class Listed:
 async def list_tasks(client: Client) -> list[Listed]:
     """GET /v1/tasks."""
     answer = await client.request("GET", "/v1/tasks", headers={"Accept": "application/json"}, largest=LARGEST_LIST)
+    return list(_listed(client, answer.body)[0])
+
+
+def _listed(client: Client, body: bytes) -> tuple[tuple[Listed, ...], dict[str, Any]]:
+    """The tasks in an answer, and the whole of it."""
     try:
-        found = json.loads(answer.body)
-        rows = found["tasks"] if isinstance(found, dict) else found
-        return [
+        found = json.loads(body)
+        rows = found["tasks"]
+        return tuple(
             Listed(str(row["hash"]), str(row["name"]), str(row.get("title", "")), str(row.get("state", "")))
             for row in rows
-        ]
+        ), found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CrowdmlError(f"{client.url} answered with no list of tasks. Is it a server of this kind?") from error
+
+
+@record
+class Invited:
+    """What an invitation's code admits to, and how many more devices; None where the server does not say so."""
+
+    tasks: tuple[Listed, ...]
+    left: int | None = None
+
+
+def read_link(url: str, code: str | None) -> tuple[str, str]:
+    """A server's address and a code, from both of them or from the one link that has both: `https://.../join/CODE`."""
+    address, found, rest = url.partition("?")[0].partition("#")[0].rpartition("/join/")
+    linked = rest.strip("/")
+    if found and "/" not in linked and linked:
+        if code is not None and code.strip().lower() != linked.lower():
+            raise CrowdmlError(
+                f"The link ends in the code {one_line(linked)}, and {one_line(code)} is another. Nothing was sent. "
+                "Name the link alone."
+            )
+        return address, linked
+    if code is None:
+        raise CrowdmlError(
+            f"There is no code in {one_line(url)}. Nothing was sent. Name the whole link of the invitation, such as "
+            "https://study.example/join/CODE, or the address and the code."
+        )
+    return url, code
+
+
+async def check_invitation(client: Client, code: str) -> Invited:
+    """POST /v1/invitations/check: what the code admits to. It is refused here if it would be refused later.
+
+    A server that does not know the question yet lists what runs there instead.
+    """
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    try:
+        answer = await client.request("POST", "/v1/invitations/check", check_code(code), headers, largest=LARGEST_LIST)
+    except Problem as problem:
+        if problem.slug == "malformed":
+            raise CrowdmlError(
+                f"{one_line(code)!r} is no code: it has letters, digits and '-'. Nothing was sent. Copy it again."
+            ) from problem
+        if problem.slug not in ("not-found", "method"):
+            raise
+        return Invited(tuple(await list_tasks(client)))
+    rows, found = _listed(client, answer.body)
+    left = found.get("left")
+    return Invited(rows, left if isinstance(left, int) else None)
 
 
 def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
@@ -68,18 +134,19 @@ def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:
     if len(found) == 1:
         return found[0]
     if found:
-        called = "run there" if wanted is None else f"there are called {wanted!r}"
-        which = "by its name or hash" if wanted is None else "by its hash"
-        raise UnknownName(f"{len(found)} studies {called}: {_names(found)}. Name one {which} with --task.")
+        called = "" if wanted is None else f" called {wanted!r}"
+        which = f"such as --task {one_line(found[0].name) if wanted is None else found[0].hash[:12]}"
+        raise UnknownName(f"The code admits to {len(found)} studies{called}: {_names(found)}. Choose one, {which}.")
     if wanted is not None:
-        raise UnknownName(f"No study there is called {wanted!r}. The server has: {_names(listed)}.")
+        meant = did_you_mean(wanted, [each.name for each in listed])
+        raise UnknownName(f"The code admits to no study called {wanted!r}.{meant} It admits to: {_names(listed)}.")
     if len(listed) == 1:
         name, state = one_line(listed[0].name), listed[0].state
         if state == "paused":
             raise UnknownName(f"The study {name!r} is paused. Try again later, or join it now with --task {name}.")
         raise UnknownName(f"The study {name!r} {'was stopped' if state == 'stopped' else 'does not run yet'}.")
     states = ", ".join(f"{one_line(each.name)} ({one_line(each.state)})" for each in listed)
-    raise UnknownName(f"No study runs there now. The server has: {states}.")
+    raise UnknownName(f"No study that the code admits to runs now. They are: {states}.")
 
 
 def _names(listed: Sequence[Listed]) -> str:

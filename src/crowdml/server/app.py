@@ -41,7 +41,7 @@ from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
 from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_start
-from crowdml.wire.requests import LARGEST_ENROLMENT, open_enrolment, parse_authorization
+from crowdml.wire.requests import LARGEST_CHECK, LARGEST_ENROLMENT, open_code, open_enrolment, parse_authorization
 from crowdml.wire.validate import largest_body
 
 log = logging.getLogger("crowdml.server")
@@ -69,6 +69,7 @@ def make_app(hub: Hub) -> Front:
         Route("/v1/devices", enrol, methods=["POST"]),
         Route("/v1/devices/{device}/statement", statement, methods=["GET"]),
         Route("/v1/devices/{device}/withdraw", withdraw, methods=["POST"]),
+        Route("/v1/invitations/check", check_invitation, methods=["POST"]),
         Route("/v1/tasks", tasks, methods=["GET"]),
         Route("/v1/tasks/{task}", task, methods=["GET"]),
         Route("/v1/tasks/{task}/publication", in_front, methods=["GET"]),
@@ -476,6 +477,32 @@ async def enrol(request: Request) -> Response:
     body = await read_body(request.scope, request.receive, LARGEST_ENROLMENT)
     is_new, enrolled = await hub.enrol(open_enrolment(body, request.headers.get("crowdml-signature")))
     return Response(enrolled.encode(), 201 if is_new else 200, media_type=MSGPACK)
+
+
+async def check_invitation(request: Request) -> Response:
+    """POST /v1/invitations/check: which tasks a code admits to, and how many devices more. Nothing is used up.
+
+    The code is in the body, so no log has it. Its holder reads the same on the page behind it, /join/{code}.
+    """
+    hub: Hub = request.app.state.hub
+    code = open_code(await read_body(request.scope, request.receive, LARGEST_CHECK))
+    found, admitted = await hub.check_invitation(code)
+    return json_response(
+        {
+            "tasks": [
+                {
+                    "hash": each.task.hash.hex(),
+                    "name": each.task.name,
+                    "title": each.task.title,
+                    "state": each.state,
+                    "closed": each.task.hash in hub.closed,
+                }
+                for each in admitted
+            ],
+            "left": found.uses - found.used,
+            "ends_at": found.ends_at,
+        }
+    )
 
 
 async def tasks(request: Request) -> Response:

@@ -31,7 +31,7 @@ from crowdml.server.relay import Relay
 from crowdml.server.rounds import RoundFigures, Rounds
 from crowdml.server.runner import Answer, Fold, Offer, TaskRunner, masked_terms
 from crowdml.server.validation import evaluate, is_due, unpack_rows
-from crowdml.storage.server import EnrolmentRefused, State, Store, StoreError
+from crowdml.storage.server import EnrolmentRefused, Invitation, State, Store, StoreError
 from crowdml.storage.server.looks import Look, Validation, add_look, rows_of, validations
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
@@ -73,6 +73,14 @@ def check_hosted(task: Task) -> None:
 def code_hash(code: str) -> bytes:
     """Codes are long random texts, so a plain hash keeps them. A capital is its small letter, for people type them."""
     return hashlib.sha256(b"crowdml/invitation/1" + code.strip().lower().encode()).digest()
+
+
+def _refusal(refused: EnrolmentRefused) -> Problem:
+    """An invitation's refusal as it travels."""
+    if refused.reason in ("revoked", "withdrawn"):
+        return Problem(refused.reason, str(refused))
+    extra = {} if refused.retry_after is None else {"retry_after": refused.retry_after}
+    return Problem("too-many" if extra else "invitation", str(refused), **extra)
 
 
 @dataclass(frozen=True)
@@ -635,13 +643,11 @@ class Hub:
         def work() -> tuple[bool, Enrolled]:
             if self.is_full():
                 raise Problem("full", "The server's disk is full.", retry_after=300)
+            wanted = [bytes.fromhex(each) for each in request.tasks]
             try:
-                done = self.store.enrol(code_hash(request.code), request.key, self.clock())
+                done = self.store.enrol(code_hash(request.code), request.key, self.clock(), wanted)
             except EnrolmentRefused as refused:
-                if refused.reason in ("revoked", "withdrawn"):
-                    raise Problem(refused.reason, str(refused)) from refused
-                extra = {} if refused.retry_after is None else {"retry_after": refused.retry_after}
-                raise Problem("too-many" if extra else "invitation", str(refused), **extra) from refused
+                raise _refusal(refused) from refused
             self.keys[done.device] = request.key
             self._joined.pop(done.device, None)
             invited = tuple(hash_.hex() for hash_ in done.tasks)
@@ -649,6 +655,14 @@ class Hub:
             return done.is_new, Enrolled(done.device, self.key.public, joined)
 
         return await self.write(work)
+
+    async def check_invitation(self, code: str) -> tuple[Invitation, list[Hosted]]:
+        """What a code admits to, if it would let a device in now: the invitation and its tasks. Nothing is used up."""
+        try:
+            found = await asyncio.to_thread(self.store.check_invitation, code_hash(code), self.clock())
+        except EnrolmentRefused as refused:
+            raise _refusal(refused) from refused
+        return found, [each for each in self.hosted() if not found.tasks or each.task.hash in found.tasks]
 
     async def withdraw(self, device: str) -> None:
         def work() -> None:

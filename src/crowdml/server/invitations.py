@@ -17,18 +17,23 @@ from urllib.parse import urlsplit
 from crowdml.errors import CrowdmlError
 from crowdml.server.codes import new_code
 from crowdml.server.hub import code_hash
+from crowdml.server.tls import is_loopback
 from crowdml.storage.server import Invitation, Store
 from crowdml.storage.server.operating import invite_many
-from crowdml.task import from_canonical
+from crowdml.task import Task, from_canonical
 
 __all__ = [
     "BadInvitation",
     "Batch",
     "Card",
     "Sheet",
+    "admitted",
     "check_address",
     "csv_text",
+    "join_command",
+    "join_commands",
     "make_batch",
+    "only_here",
     "parse_end",
     "public_address",
     "qr_svg",
@@ -40,6 +45,8 @@ __all__ = [
 
 ADDRESS, PUBLIC_ADDRESS, AUTHORITY = "address", "public-address", "tls-authority"
 """Settings: where the server listens, where people reach it if that is elsewhere, and its own authority in PEM."""
+CODE = "CODE"
+"""Stands in a command for a code that is not made yet."""
 MOST = 10_000
 LONGEST_LABEL = 80
 _SPAN = re.compile(r"(\d{1,5})\s*([hdw])")
@@ -99,6 +106,41 @@ def title_of(store: Store, tasks: Sequence[bytes]) -> str:
     return ", ".join(each.name for each in found[:4]) if tasks else "Take part in our studies"
 
 
+def join_command(address: str, code: str, *, trust: str = "", task: str = "", places: bool = False) -> str:
+    """What an owner types to join with this code. `task`: which one, where the code admits to several."""
+    which, where = f" --task {task}" if task else "", " --place PLACE" if places else ""
+    return f"crowdml join {address}/join/{code}{trust}{which} --source csv:FILE{where}"
+
+
+def join_commands(address: str, code: str, tasks: Sequence[tuple[Task, str]], *, trust: str = "") -> list[str]:
+    """One command for each of these tasks that can be joined with this code; `--task` stands where it is needed.
+
+    Where none can be joined yet there is one command, for the task that will come.
+    """
+    opened = [task for task, state in tasks if state != "stopped"]
+    running = [task for task, state in tasks if state == "running"]
+    names = [task.name for task in opened]
+
+    def which(task: Task) -> str:
+        if [task] in (opened, running):
+            return ""
+        return task.name if names.count(task.name) == 1 else task.hash.hex()[:12]
+
+    return [
+        join_command(address, code, trust=trust, task=which(task), places=bool(task.places)) for task in opened
+    ] or [join_command(address, code, trust=trust)]
+
+
+def only_here(address: str) -> bool:
+    """Whether only the server's own machine can follow this address."""
+    return is_loopback(urlsplit(address).hostname or "")
+
+
+def admitted(store: Store, tasks: Sequence[bytes]) -> list[tuple[Task, str]]:
+    """The tasks that an invitation to `tasks` admits to now, with their states; to none: all of the server's."""
+    return [(from_canonical(each.canonical), each.state) for each in store.tasks() if not tasks or each.hash in tasks]
+
+
 def trust_words(store: Store) -> str:
     """What a join command needs besides address and code: nothing, or the local authority's file."""
     return " --ca ca.pem" if store.setting(AUTHORITY) and not store.setting(PUBLIC_ADDRESS) else ""
@@ -156,7 +198,9 @@ def make_batch(
     ended = [each.name for each in map(store.task, tasks) if each is not None and each.state == "stopped"]
     if ended:
         raise BadInvitation(f"The task {ended[0]!r} is stopped: nobody can join it. No invitation was made.", "task")
-    cards = [_card(label, place, number, address, trust) for place in range(1, number + 1)]
+    commands = join_commands(address, CODE, admitted(store, tasks), trust=trust)
+    command = commands[0] if len(commands) == 1 else join_command(address, CODE, trust=trust, task="TASK")
+    cards = [_card(label, place, number, address, command) for place in range(1, number + 1)]
     invite_many(
         store,
         [(code_hash(card.code), card.label) for card in cards],
@@ -171,10 +215,10 @@ def make_batch(
     return Batch(title or label, address, uses, rate, ends_at, tuple(cards))
 
 
-def _card(label: str, place: int, number: int, address: str, trust: str) -> Card:
+def _card(label: str, place: int, number: int, address: str, command: str) -> Card:
     code = new_code()
     name = label if number == 1 else f"{label} {place} of {number}"
-    return Card(name, code, f"{address}/join/{code}", f"crowdml join {address} {code}{trust} --source csv:FILE")
+    return Card(name, code, f"{address}/join/{code}", command.replace(f"/join/{CODE} ", f"/join/{code} "))
 
 
 # --- as files ---

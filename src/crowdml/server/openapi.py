@@ -32,6 +32,8 @@ class Operation:
     """Beside those in the path: where, name, schema."""
     schema: str | None = None
     """Of the answers in JSON, by its name in `SCHEMAS`."""
+    takes: str | None = None
+    """The schema of a body in JSON, by its name in `SCHEMAS`."""
     headers: tuple[str, ...] = ()
     """Of the answers where all is well: rows of `HEADERS`."""
     signed: Literal["always", "if closed"] | None = None
@@ -67,6 +69,8 @@ OPERATIONS = (
     Operation("post", "/v1/devices", "Enrol a device with an invitation and its own key.", {201: MSGPACK, 200: MSGPACK},
               ("malformed", "signature", "invitation", "revoked", "withdrawn", "too-large", "too-slow", "full"),
               MSGPACK, (("header", "Crowdml-Signature", {"type": "string", "pattern": "^[A-Za-z0-9_-]{86}$"}),)),
+    Operation("post", "/v1/invitations/check", "Which tasks a code admits to; it is not used up.", {200: JSON},
+              ("malformed", "invitation", "too-large", "too-slow"), JSON, schema="Invited", takes="Code"),
     Operation("get", "/v1/devices/{device}/statement", "The last signed envelope of this device.", {200: MSGPACK},
               (*SIGNED, "not-found"), signed="always"),
     Operation("post", "/v1/devices/{device}/withdraw", "Forget this device; what it gave stays in the model.",
@@ -123,6 +127,10 @@ TEXT, COUNT, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"typ
 EPSILON = {"type": "number", "minimum": 0}
 
 
+INVITED = ("hash", "name", "title", "state", "closed")
+"""What a code's holder reads of each task that it admits to: enough to choose."""
+
+
 def _all_of(required: dict[str, Any], *, more: bool = False, **optional: Any) -> dict[str, Any]:
     return {
         "type": "object",
@@ -164,6 +172,16 @@ def _schemas() -> dict[str, Any]:
         "Task": _all_of(
             {"name": TEXT, "features": part, "labels": part, "model": part, "protocol": part, "privacy": part},
             more=True,
+        ),
+        "Code": _all_of({"code": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}}),
+        "Invited": _all_of(
+            {
+                "tasks": _list_of(
+                    _all_of({name: listed[name] for name in ("hash", "name", "title", "state", "closed")})
+                ),
+                "left": COUNT,
+                "ends_at": {"type": ["string", "null"]},
+            }
         ),
         "Place": _all_of({"place": COUNT, "name": TEXT}),
         "Withdrawn": _all_of({"device": DEVICE, "withdrawn": {"const": True}}),
@@ -225,13 +243,14 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.signed:
         found["security"] = [{"device": []}] if operation.signed == "always" else [{}, {"device": []}]
     if operation.body:
-        required = operation.body == MSGPACK
-        found["requestBody"] = {"required": required, "content": {operation.body: {"schema": {}}}}
+        required = operation.body in (MSGPACK, JSON)
+        schema = _schema(operation.body, operation.takes)
+        found["requestBody"] = {"required": required, "content": {operation.body: {"schema": schema}}}
     return found
 
 
 def _schema(kind: str, name: str | None) -> dict[str, Any]:
-    """Of an answer: in JSON by its name; msgpack has none."""
+    """The schema of a body: in JSON by its name; msgpack has none."""
     if kind == JSON:
         return {"$ref": f"#/components/schemas/{name}"}
     return TEXT if kind == "text/plain" else {}

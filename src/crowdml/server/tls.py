@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crowdml.errors import CrowdmlError
 
-__all__ = ["Local", "TlsError", "local_certificate", "own_addresses", "reachable_host"]
+__all__ = ["Local", "TlsError", "is_loopback", "local_certificate", "own_addresses", "reachable_host"]
 
 FOLDER = "tls"
 AUTHORITY_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 90, 30
@@ -93,6 +93,14 @@ def own_addresses() -> tuple[str, ...]:
             probe.connect((away, 9))  # sends nothing: it asks the routing table
             found[str(probe.getsockname()[0]).partition("%")[0]] = None
     return tuple(each for each in found if not ipaddress.ip_address(each).is_unspecified)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server at this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def reachable_host(host: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import re
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
 
 __all__ = [
+    "LARGEST_CHECK",
     "LARGEST_ENROLMENT",
     "LONGEST_LINK",
     "SKEW",
@@ -28,7 +30,9 @@ __all__ = [
     "Enrolled",
     "Enrolment",
     "authorize",
+    "check_code",
     "enrol",
+    "open_code",
     "open_enrolled",
     "open_enrolment",
     "open_owner_link",
@@ -48,6 +52,8 @@ EARLY_LINK = 60
 """Seconds before its time at which a link holds already: for a device whose clock is a little ahead."""
 LONGEST_CODE = 128
 MOST_TASKS = 64
+LARGEST_CHECK = 1024
+"""Bytes of the question what a code admits to."""
 LARGEST_ENROLMENT = 256 + LONGEST_CODE + MOST_TASKS * 66
 CODE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 TASK = re.compile(r"[0-9a-f]{64}")
@@ -190,6 +196,23 @@ def open_enrolled(body: bytes) -> Enrolled:
     tasks = _read_tasks(reader)
     reader.end()
     return Enrolled(device, server_key, tasks)
+
+
+def check_code(code: str) -> bytes:
+    """The body of POST /v1/invitations/check."""
+    return json.dumps({"code": code}).encode()
+
+
+def open_code(body: bytes) -> str:
+    """The code that somebody asks about; a body that says anything else is refused."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = None
+    code = asked.get("code") if isinstance(asked, dict) and len(asked) == 1 else None
+    if not isinstance(code, str) or not CODE.fullmatch(code):
+        raise Problem("malformed", "Send a JSON object with `code` alone: letters, digits, '-' and '_'.")
+    return code
 
 
 def _read_tasks(reader: Reader) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,8 +14,8 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
-from crowdml.server.hub import Hub, code_hash, utc_now
-from crowdml.server.invitations import public_address, trust_words
+from crowdml.server.hub import Hosted, Hub, code_hash, utc_now
+from crowdml.server.invitations import join_command, join_commands, public_address, trust_words
 from crowdml.server.portal import assets
 from crowdml.server.portal import figures as charts
 from crowdml.server.portal.kept import kept
@@ -65,6 +66,7 @@ async def study(request: Request) -> Response:
         return assets.guards(), _place(request), _contact(hub), places
 
     guards, where, runs, places = await asyncio.to_thread(read)
+    command = where.command(said("study.join.code"), found, hub.hosted())
 
     def make() -> str:
         address = where.address + found.path
@@ -92,10 +94,10 @@ async def study(request: Request) -> Response:
             qr=qr(address),
             where=where,
             help_command=code("crowdml join --help"),
-            join_command=code(where.command(said("study.join.code"), places=bool(found.task.places))),
+            join_command=code(command),
         )
 
-    shown = found, cohorts, places, runs, where
+    shown = found, cohorts, places, runs, where, command
     return answer(request, await kept(request).page(("study", found.id, said.language), shown, make))
 
 
@@ -147,7 +149,7 @@ async def join(request: Request) -> Response:
         studies=invited,
         invitation=found,
         where=where,
-        command=where.command(text, places=any(each.task.places for each in invited)),
+        commands=where.commands(text, invited),
         qr=qr(where.address + request.url.path),
         contact=await contact(request),
     )
@@ -171,9 +173,16 @@ class Place:
     address: str
     trust: str
 
-    def command(self, code: str, *, places: bool = False) -> str:
-        where = " --place PLACE" if places else ""
-        return f"crowdml join {self.address} {code}{self.trust} --source csv:FILE{where}"
+    def commands(self, code: str, invited: Sequence[Study]) -> list[str]:
+        """How to join each of these studies with this code; one that is stopped cannot be joined."""
+        tasks = [(each.task, each.state) for each in invited]
+        return join_commands(self.address, code, tasks, trust=self.trust)
+
+    def command(self, code: str, study: Study, hosted: Sequence[Hosted]) -> str:
+        """How to join this study of those that the server hosts, with a code that may admit to all of them."""
+        opened = [each for each in hosted if each.state != "stopped"]
+        task = study.task.name if len(opened) > 1 else ""
+        return join_command(self.address, code, trust=self.trust, task=task, places=bool(study.task.places))
 
 
 async def place(request: Request) -> Place:

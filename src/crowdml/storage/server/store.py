@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 State = Literal["draft", "running", "paused", "stopped"]
-Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "revoked", "withdrawn"]
+Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "other-task", "revoked", "withdrawn"]
 
 MOST_POINTS = 400
 _NONE: frozenset[int] = frozenset()
@@ -358,11 +358,12 @@ class Store(Letters):
 
     # Devices
 
-    def enrol(self, code_hash: bytes, public_key: bytes, at: str) -> Enrolment:
+    def enrol(self, code_hash: bytes, public_key: bytes, at: str, wanted: Sequence[bytes] = ()) -> Enrolment:
         """Let a device in by an invitation; one use less, in the same transaction. Raises `EnrolmentRefused`.
 
         The same key by the same code again is the same enrolment, costs no use, and is answered even when the
-        invitation has ended. A key that is enrolled may use another invitation, for its tasks.
+        invitation has ended. A key that is enrolled may use another invitation, for its tasks. Where a device asks for
+        some tasks (`wanted`) and its invitations admit it to none of them, it is refused and no use is spent.
         """
         name, now = device_id(public_key), utc(at)
         with self.writing() as connection:
@@ -371,27 +372,39 @@ class Store(Letters):
                 raise _closed(name, withdrew=row.withdrawn_at is not None)
             by = connection.execute(sa.select(invitation).where(invitation.c.code_hash == code_hash)).first()
             if by is None:
-                raise EnrolmentRefused("unknown-code", "No invitation has this code. Ask the operator for a new one.")
+                raise _unknown_code()
             held = None if row is None else self._admission(connection, by.number, row.number)
             if held is None:
-                self._let_in(connection, by, now)
+                _check_open(by.uses, by.used, by.ends_at, now)
+                self._check_rate(connection, by, now)
                 number = row.number if row is not None else _insert_device(connection, name, public_key, now)
                 connection.execute(admission.insert().values(invitation=by.number, device=number, at=now))
                 connection.execute(
                     invitation.update().where(invitation.c.number == by.number).values(used=invitation.c.used + 1)
                 )
-            return Enrolment(name, row is None, self._tasks_of(connection, name))
+            admitted = self._tasks_of(connection, name)
+            if wanted and not set(wanted) & set(admitted):
+                raise EnrolmentRefused(  # and what was written above is taken back
+                    "other-task", "This invitation does not admit to the task that was asked for. It was not used."
+                )
+            return Enrolment(name, row is None, admitted)
+
+    def check_invitation(self, code_hash: bytes, at: str) -> Invitation:
+        """The invitation of this code, if it would let a device in now. It is not used by being checked.
+
+        Raises `EnrolmentRefused`. How many devices it lets in an hour is not looked at: whoever waits is let in.
+        """
+        found = self.invitation(code_hash)
+        if found is None:
+            raise _unknown_code()
+        _check_open(found.uses, found.used, found.ends_at, utc(at))
+        return found
 
     def _admission(self, connection: Connection, by: int, number: int) -> int | None:
         query = sa.select(admission.c.id).where(admission.c.invitation == by, admission.c.device == number)
         return connection.execute(query).scalar()
 
-    def _let_in(self, connection: Connection, by: Any, now: str) -> None:
-        if by.ends_at is not None and by.ends_at <= now:
-            raise EnrolmentRefused("ended", f"This invitation ended at {by.ends_at}. Ask the operator for a new one.")
-        if by.used >= by.uses:
-            times = "once" if by.uses == 1 else f"{by.uses} times"
-            raise EnrolmentRefused("used-up", f"This invitation was for {times}, and is used up. Ask for a new one.")
+    def _check_rate(self, connection: Connection, by: Any, now: str) -> None:
         if by.rate is None:
             return
         hour_ago = (datetime.fromisoformat(now) - timedelta(hours=1)).isoformat(timespec="microseconds")
@@ -719,6 +732,20 @@ def _state(state: str) -> str:
     if state not in get_args(State):
         raise StoreError(f"a task cannot be {state!r}. {NOTHING_WRITTEN} It is one of {', '.join(get_args(State))}.")
     return state
+
+
+def _unknown_code() -> EnrolmentRefused:
+    return EnrolmentRefused("unknown-code", "No invitation has this code. Ask the operator for a new one.")
+
+
+def _check_open(uses: int, used: int, ends_at: str | None, now: str) -> None:
+    """Refuse an invitation that has ended or is used up."""
+    if ends_at is not None and ends_at <= now:
+        when = f"{datetime.fromisoformat(ends_at):%Y-%m-%d %H:%M} UTC"
+        raise EnrolmentRefused("ended", f"This invitation ended on {when}. Ask the operator for a new one.")
+    if used >= uses:
+        times = "one device" if uses == 1 else f"{uses:,} devices"
+        raise EnrolmentRefused("used-up", f"This invitation was for {times}, and is used up. Ask for a new one.")
 
 
 def _closed(name: str, *, withdrew: bool) -> EnrolmentRefused:
