@@ -28,11 +28,15 @@ from run import PASSED, SLOW_TO_IMPORT, SOURCE, WORKERS, Copy, make_copy, say
 from survivors import SURVIVORS
 
 PROCESSES = int(os.environ.get("CROWDML_MUTANT_PROCESSES", "2"))
-CORE = tuple(f"tests/secagg/test_{name}.py" for name in ("codec", "masks", "graph", "shamir", "lies", "rounds"))
+CORE = tuple(
+    f"tests/secagg/test_{name}.py" for name in ("guards", "lies", "codec", "graph", "shamir", "masks", "rounds")
+)
 MASKED_SERVER = ("tests/server/test_masked_rounds.py", "tests/server/test_masked_phases.py")
 MASKED_DEVICE = ("tests/device/test_round_marks.py", "tests/device/test_masked_device.py")
 RUNNER = ("tests/device/test_runner.py", "tests/device/test_device_commands.py")
 LEDGER = tuple(f"tests/storage/test_{name}.py" for name in ("spans", "ledger", "ledger_memory", "ledger_masked"))
+
+FAST = ("-m", "not slow and not kill and not postgres and not browser")
 
 TARGETS: dict[str, tuple[str, ...]] = {
     **{f"secagg/{name}.py": CORE for name in ("cohort", "graph", "masks", "messages", "ring", "shamir", "terms")},
@@ -108,6 +112,15 @@ def all_sites(files: list[str]) -> list[Site]:
     return [site for file in files for site in sites(file, (SOURCE / file).read_text(encoding="utf-8"))]
 
 
+def red_without_mutant(copies: queue.SimpleQueue[Copy], tests: list[str]) -> list[str]:
+    """Those of these test files that fail on healthy source."""
+    copy = copies.get()
+    try:
+        return [test for test in tests if copy.test(*FAST, test)[0] != PASSED]
+    finally:
+        copies.put(copy)
+
+
 def noticed_by(copies: queue.SimpleQueue[Copy], site: Site) -> tuple[str | None, float]:
     """The first test that fails with this mutant; None if all pass."""
     copy, begun = copies.get(), time.monotonic()
@@ -116,7 +129,7 @@ def noticed_by(copies: queue.SimpleQueue[Copy], site: Site) -> tuple[str | None,
     try:
         path.write_text(site.applied(healthy), encoding="utf-8")
         for test in TARGETS[site.file]:
-            code, words = copy.test("-m", "not slow and not kill and not postgres and not browser", test)
+            code, words = copy.test(*FAST, test)
             if code != PASSED:
                 failed = [line.split()[1] for line in words.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return failed[0] if failed else f"{test} (ended with {code})", time.monotonic() - begun
@@ -142,7 +155,10 @@ def main(arguments: list[str]) -> int:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(PROCESSES):
             copies.put(make_copy(Path(place) / str(number)))
-        say(f"{len(found)} mutants of {len(files)} files. Each runs its file's tests until one fails.")
+        say(f"{len(found)} mutants of {len(files)} files. Tests run without one first, then with each until one fails.")
+        if red := red_without_mutant(copies, list(dict.fromkeys(test for file in files for test in TARGETS[file]))):
+            say(f"RED WITHOUT A MUTANT, so nothing can be shown: {', '.join(red)}")
+            return 2
         waiting = {pool.submit(noticed_by, copies, site): site for site in found}
         for done in as_completed(waiting):
             site = waiting[done]

@@ -52,19 +52,13 @@ def derive(secret: bytes, salt: bytes, *info: str | bytes) -> bytes:
 
 def check_point(public: bytes) -> None:
     """Refuse 32 bytes that are no X25519 public key: not canonical, or of low order, where all secrets are zero."""
-    if len(public) != KEY_SIZE or int.from_bytes(public, "little") >= _FIELD_PRIME:
-        raise Refused("A public key for masks is not a canonical X25519 point of 32 bytes.")
-    _exchange(_ANY_SCALAR, public)  # clamped scalars are multiples of 8: a low order shows under every one of them
+    agree(_ANY_SCALAR, public)  # clamped scalars are multiples of 8: a low order shows under every one of them
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The secret that two devices share. Refuses points of low order."""
+    """The secret that two devices share. Refuses what `check_point` refuses."""
     if len(public) != KEY_SIZE or int.from_bytes(public, "little") >= _FIELD_PRIME:
         raise Refused("A public key for masks is not a canonical X25519 point of 32 bytes.")
-    return _exchange(private, public)
-
-
-def _exchange(private: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:

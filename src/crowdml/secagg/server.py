@@ -147,7 +147,7 @@ def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> Ser
 
 
 def _is_new(state: ServerRound, phase: str, before: bytes | None, now: bytes) -> bool:
-    if before is not None and before == now:
+    if before == now:
         return False
     if before is not None:
         raise Refused(f"This device said something else before in round {state.round}; it stays at that.")
