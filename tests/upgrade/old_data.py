@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ class Serving:
         self._thread.join(60)
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.address + path, timeout=20) as answer:
+        """One request, and those that it is sent on to, with the cookies that are set on the way."""
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        with browser.open(self.address + path, timeout=20) as answer:
             return answer.read()
 
     def listed(self) -> dict[str, dict[str, Any]]:
@@ -122,7 +125,7 @@ class Serving:
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
         """Until the server has done what it does by itself."""
-        for _ in range(400):
+        for _ in range(3000):
             if holds():
                 return
             time.sleep(0.02)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import socket
 import time
-from typing import BinaryIO
 
 import pytest
 from old_data import FACTS, TASKS, Exchange, Old, PassingClock, answering, conversations, goes_on, rows, serving, source
@@ -23,7 +23,7 @@ def of(who: str) -> list[Exchange]:
     return [each for each in SAID if each.who == who]
 
 
-def asked(line: BinaryIO, said: Exchange) -> tuple[int, bytes]:
+def asked(line: io.BufferedRWPair, said: Exchange) -> tuple[int, bytes]:
     """Send a recorded request as it was, byte for byte; the answer's status and body."""
     line.write(said.request.encode("latin-1") + said.request_body)
     line.flush()
