@@ -260,18 +260,19 @@ async def rows(hub: Hub, figures: Any) -> list[Row]:
 # --- small drawings ---
 
 
-def steps(moments: Sequence[Moment], title: str, width: int = 640, height: int = 90) -> Markup:
-    """Check-ins over time, without axes: at each moment one step up. Its title says what it shows."""
+def steps(moments: Sequence[Moment], now: str, title: str, width: int = 640, height: int = 90) -> Markup:
+    """Check-ins over time up to `now`: at each moment one step up, and flat since the last. The page has the labels."""
     at = [datetime.fromisoformat(each.at).timestamp() for each in moments]
     counts = [each.tally.check_ins for each in moments]
-    wide, high = (at[-1] - at[0]) or 1.0, counts[-1] or 1
-    x = [f"{2 + (each - at[0]) / wide * (width - 4):.1f}" for each in at]
+    ends = max(at[-1], datetime.fromisoformat(now).timestamp())
+    wide, high = (ends - at[0]) or 1.0, counts[-1] or 1
+    x = [f"{2 + (each - at[0]) / wide * (width - 4):.1f}" for each in (*at, ends)]
     y = [f"{height - 3 - count / high * (height - 6):.1f}" for count in counts]
-    path = f"M{x[0]},{y[0]}" + "".join(f"H{right}V{up}" for right, up in zip(x[1:], y[1:], strict=True))
+    steps = "".join(f"H{right}V{up}" for right, up in zip(x[1:-1], y[1:], strict=True))
     return Markup(
         '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{t}"><path '
         'd="{d}" fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
-    ).format(w=width, h=height, t=title, d=path)
+    ).format(w=width, h=height, t=title, d=f"M{x[0]},{y[0]}{steps}H{x[-1]}")
 
 
 def bars(found: Histogram, title: str, width: int = 320, height: int = 56) -> Markup:

@@ -20,7 +20,7 @@ from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hosted
 from crowdml.server.invitations import AUTHORITY
 from crowdml.server.portal import drafts, entrance, people
-from crowdml.server.portal.figures import LOOKS, can_draw
+from crowdml.server.portal.figures import CHARTS, can_draw
 from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.pages import language
@@ -112,6 +112,8 @@ async def task(visit: Visit) -> Response:
         handed=visit.hub.handed(hash_),
         place_map=place_map,
         watched=figures.watched,
+        drawn=[name for name in ("error", "labels") if can_draw(name, figures)],
+        now=visit.hub.clock(),
         steps=steps,
     )
 
@@ -141,10 +143,10 @@ async def change_closed(visit: Visit) -> Response:
 
 @visited
 async def download(visit: Visit) -> Response:
-    """GET /operator/tasks/{task}/{file}: the model, its card, the task itself, the transcript, or the plot of looks."""
+    """GET /operator/tasks/{task}/{file}: the model, its card, the task itself, the transcript, or a plot."""
     hosted, file = _hosted(visit), visit.request.path_params["file"]
     hash_, name = hosted.task.hash, hosted.task.name
-    if file.removesuffix(".svg") in LOOKS:
+    if file.removesuffix(".svg") in CHARTS:
         return await _plot(visit, hosted, file.removesuffix(".svg"))
     if file == "task.json":
         return _attached(hosted.task.canonical, f"{name}.json", "application/json")
@@ -174,7 +176,7 @@ async def _plot(visit: Visit, hosted: Hosted, name: str) -> Response:
     """The same picture as on the study's page, of closed studies too."""
     held = kept(visit.request)
     if not can_draw(name, await held.figures(hosted.task)):
-        raise Problem("not-found", "Nothing was looked at yet.")
+        raise Problem("not-found", "There is nothing to see on this plot yet.")
     theme = "dark" if visit.request.query_params.get("theme") == "dark" else "light"
     data = await held.picture(hosted.task, name, language(visit.request), theme, "svg")
     return Response(data, 200, {**HEADERS, "Content-Security-Policy": PICTURE_POLICY}, media_type="image/svg+xml")

@@ -5,6 +5,7 @@ The content security policy lets in scripts, styles, images and connections of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -47,13 +48,15 @@ OWNER = "/device"
 
 @lru_cache(1)
 def environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("crowdml.server.portal"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["unbroken"] = unbroken
+    return made
 
 
 def language(request: HTTPConnection) -> Words:
@@ -141,6 +144,21 @@ def _general(status: int) -> str:
             507: "busy"}.get(status, "internal" if status >= 500 else "bad-request")  # fmt: skip
 
 
+INVITATION = re.compile(r"(?:[0-9a-z]{4}-){4}[0-9a-z]{4}$")
+"""A code at the end of a word, as `new_code` makes it."""
+
+
 def code(text: str) -> Markup:
     """A command inside a sentence, on one line where it fits."""
     return Markup('<code class="command">{}</code>').format(text)
+
+
+def unbroken(command: str) -> Markup:
+    """A command that may take several lines, none of which ends at a hyphen of an option or of a code."""
+    return Markup(" ").join(map(_unbroken, command.split(" ")))
+
+
+def _unbroken(word: str) -> Markup | str:
+    if (found := INVITATION.search(word)) is not None:
+        return Markup('{}<span class="whole-line">{}</span>').format(word[: found.start()], found[0])
+    return Markup('<span class="whole-line">{}</span>').format(word) if word.startswith("--") else word

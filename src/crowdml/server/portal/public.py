@@ -94,7 +94,7 @@ async def study(request: Request) -> Response:
             qr=qr(address),
             where=where,
             help_command=code("crowdml join --help"),
-            join_command=code(command),
+            join_command=command,
         )
 
     shown = found, cohorts, places, runs, where, command
@@ -150,6 +150,7 @@ async def join(request: Request) -> Response:
         invitation=found,
         where=where,
         commands=where.commands(text, invited),
+        address=where.address + request.url.path,
         qr=qr(where.address + request.url.path),
         contact=await contact(request),
     )

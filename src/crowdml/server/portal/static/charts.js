@@ -81,7 +81,7 @@ async function drawOne(plotly, figure, figures, words) {
   if (name === "labels" && series.x.every((_, i) => (series.low?.[i] ?? 0) <= 0 && (series.high?.[i] ?? 1) >= 1)) return;
   let plot = /** @type {HTMLElement | null} */ (figure.querySelector(".plot"));
   if (!plot) {
-    figure.querySelector(".notice")?.remove();
+    figure.querySelector(".waits")?.remove();
     plot = Object.assign(document.createElement("div"), { className: "plot" });
     figure.append(plot);
   }
