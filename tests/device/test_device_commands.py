@@ -194,10 +194,51 @@ def test_rows_that_do_not_fit_are_refused_before_any_price_is_shown(server, tmp_
         options = ("--source", "csv:rows.csv", "--yes", *more)
         done = command(name, server.address, server.code, *options, cwd=tmp_path, code=1)
         assert done.stdout == ""
-        said = "rows.csv: its first row has 2 numbers, and the task wants 4 and a label. Nothing was sent."
+        said = "rows.csv: its first line has 3 fields, and the task wants 4 numbers and a label. Nothing was sent."
         assert done.stderr == f"crowdml: {said}\n"
     assert len(server.hub.keys) == before
     assert [each.name for each in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_too_few_rows_are_said_before_a_code_is_used_up_and_are_no_success(server, tmp_path):
+    """Review 2, owner 4."""
+    source, before = write_rows(tmp_path / "rows.csv", 9), len(server.hub.keys)
+    one = command("join", server.address, server.code, "--source", source, "--shard", "0/2", "--yes", cwd=tmp_path)
+    assert "1 check-in." in one.stdout
+    assert len(server.hub.keys) == before + 1
+    again = command("join", server.address, server.code, "--source", source, "--shard", "0/2", "--yes", cwd=tmp_path)
+    assert "0 check-ins." in again.stdout  # all was given: nothing to mend, so no failure for systemd to repeat
+    few = "and a check-in of this task takes 5. Nothing was sent."
+    for name, *more, said in (
+        ("join", "--shard", "1/2", f"--source {source} has 4 samples, {few}"),
+        ("fleet", "--devices", 2, f"--source {source} has 4 samples for one of its 2 devices, {few} Say --devices 1"),
+    ):
+        options = ("--source", source, "--yes", "--folder", "other", *more)
+        done = command(name, server.address, server.code, *options, cwd=tmp_path, code=1)
+        assert (done.stdout, said in done.stderr) == ("", True)
+    assert len(server.hub.keys) == before + 1
+    assert not (tmp_path / "other").exists()
+    write_rows(tmp_path / "short.csv", 3)
+    later = command("join", server.address, server.code, "--source", "csv:short.csv", cwd=tmp_path, code=1)
+    assert f"--source csv:short.csv has 3 samples, {few}" in later.stderr
+
+
+def test_rows_that_cannot_be_used_are_told_to_the_owner_before_the_price_and_counted_in_the_end(server, tmp_path):
+    """Review 2, owner 5: labels of no class and NaN were charged without a word."""
+    good = "0,0,0,0.5,a\n"
+    (tmp_path / "rows.csv").write_text("0,1,2,3,y\n" + good * 3 + "0,0,0,1,12\nnan,0,0,0,a\n" + good * 5)
+    options = ("--source", "csv:rows.csv", "--yes", "--check-ins", 2)
+    done = command("join", server.address, server.code, *options, "--json", "-", "--folder", "one", cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    told = "3 of 11 rows cannot be used: a label that is none of the task's: 2 (first in line 1); "
+    assert told + "a field that is no finite number: 1 (first in line 6)." in said
+    assert "If the first line is a heading, say --header yes." in said
+    assert said.index(told) < said.index("What leaves this device")
+    assert json.loads(done.stdout)["unreadable"] == {"label": 2, "number": 1}
+    fleet = ("--devices", 2, "--header", "yes", "--json", "-", "--folder", "two")
+    done = command("fleet", server.address, server.code, *options, *fleet, cwd=tmp_path)
+    assert "2 of 10 rows cannot be used" in " ".join(done.stderr.split())
+    assert json.loads(done.stdout)["unreadable"] == {"label": 1, "number": 1}
 
 
 def test_a_wrong_code_is_refused_in_a_sentence(server, tmp_path):
@@ -472,7 +513,7 @@ def test_a_closed_task_is_joined_and_read_with_the_devices_signature(tmp_path):
         (tmp_path / "narrow.csv").write_text("0.1,a\n")
         options = ("--source", "csv:narrow.csv", "--yes")
         assert (
-            "first row has 1 number"
+            "its first line has 2 fields"
             in command("join", server.address, server.code, *options, cwd=tmp_path, code=1).stderr
         )  # it had to enrol to see the task, and has withdrawn
         assert not (tmp_path / "crowdml-device").exists()

@@ -14,12 +14,13 @@ import sqlalchemy as sa
 from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
 
 from crowdml.device.client import Answer, Client
+from crowdml.device.files import Share
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import GIVEN, LEDGER, Folder, OwnerBudget, offer, readable_task
 from crowdml.device.joining import withdraw
 from crowdml.device.marks import Mark
 from crowdml.device.runner import Clock, Commits, Member, Patience, Runner, statement_after
-from crowdml.device.sources import FileSource, LiveSource, Share, deal_sources, open_source
+from crowdml.device.sources import FileSource, LiveSource, deal_sources, open_source
 from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.sensitivity import Adjacency, Observer

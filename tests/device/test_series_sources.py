@@ -15,8 +15,9 @@ from loopback import QuickClock, joined, serving
 from crowdml.datasets.files import locate
 from crowdml.datasets.traffic import SCATS
 from crowdml.device.client import Client
+from crowdml.device.files import Share
 from crowdml.device.fleet import Fleet
-from crowdml.device.sources import FileSource, LiveSource, Sample, Series, Share, deal_sources, open_source
+from crowdml.device.sources import FileSource, LiveSource, Sample, Series, deal_sources, open_source
 from crowdml.errors import DataError
 from crowdml.features.series import label, look_ahead
 from crowdml.task import parse
@@ -67,10 +68,10 @@ def expected(values: list[float]) -> list[tuple[list[float], float]]:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("csv", "vehicles\n" + "\n".join(map(str, READINGS)) + "\n\n"),
+        ("csv", "vehicles\n" + "\n".join(map(str, READINGS)) + "\n"),
         ("csv", "\n".join(map(str, READINGS))),
         ("ndjson", "\n".join(f'{{"value": {each}, "at": "now"}}' for each in READINGS)),
-        ("ndjson", "\n".join(map(str, READINGS)) + "\n\n"),
+        ("ndjson", "\n".join(map(str, READINGS)) + "\n"),
     ],
 )
 def test_a_row_is_a_reading_and_samples_are_cut_from_them_one_after_another(tmp_path, kind, text):
@@ -167,12 +168,12 @@ def test_a_reading_that_cannot_be_read_keeps_its_place_and_moves_no_other(tmp_pa
     assert len(samples) == len(lines) - 4
     for sample, (x, y) in zip(samples, wanted, strict=True):
         assert sample.x.tolist() == (x if y >= 0 and np.isfinite(x).all() else [0.0] * 3)
-    assert source.unread == sum(y < 0 for _, y in wanted)
+    assert source.unread == sum(math.isnan(each) for each in values)
 
 
-def test_a_first_line_that_lacks_its_reading_is_no_heading(tmp_path):
+def test_a_first_line_that_is_blank_or_no_reading_is_no_heading(tmp_path):
     path = tmp_path / "readings.csv"
-    for first, count in (("vehicles", 8), ("NA", 9), ("", 9), ("-", 9), ("17", 9)):
+    for first, count in (("vehicles", 8), ("nan", 9), ("", 9), ("17", 9)):
         path.write_text("\n".join([first, *map(str, READINGS)]))
         assert len(all_of(open_source(f"csv:{path}", TASK))) == count
 
@@ -183,11 +184,11 @@ def test_a_share_of_a_file_of_readings_is_one_of_its_columns(tmp_path):
     path.write_text("north,mid,south\n" + "\n".join(",".join(map(str, row)) for row in rows))
     for column in range(3):
         source = open_source(f"csv:{path}", TASK, Share(column, 3))
-        assert source.name == f"csv:{path.resolve()}:{column}/3"
+        assert source.name == f"csv-lines:{path.resolve()}:{column}/3"
         assert shown(all_of(source)) == expected([row[column] for row in rows])
     dealt = deal_sources(f"csv:{path}", TASK, 3)
     assert [shown(all_of(each)) for each in dealt] == [expected([row[column] for row in rows]) for column in range(3)]
-    assert [each.name for each in dealt] == [f"csv:{path.resolve()}:{column}/3" for column in range(3)]
+    assert [each.name for each in dealt] == [f"csv-lines:{path.resolve()}:{column}/3" for column in range(3)]
 
 
 def test_rows_of_another_width_are_refused_without_showing_a_reading(tmp_path):
@@ -197,7 +198,7 @@ def test_rows_of_another_width_are_refused_without_showing_a_reading(tmp_path):
         with pytest.raises(DataError) as refused:
             open_source(f"csv:{path}", TASK, share)
         assert (
-            str(refused.value) == f"{path}: its first row has 2 numbers, and the task wants {wanted}. Nothing was sent."
+            str(refused.value) == f"{path}: its first line has 2 fields, and the task wants {wanted}. Nothing was sent."
         )
     lines = tmp_path / "readings.ndjson"
     lines.write_text("7125\n")

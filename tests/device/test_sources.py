@@ -11,8 +11,9 @@ import pytest
 from loopback import SMALL, small_task
 
 from crowdml.arrays import Samples
+from crowdml.device.files import Share, parse_share
 from crowdml.device.runner import _pack, _unpack
-from crowdml.device.sources import LiveSource, Sample, Share, deal_sources, open_source, parse_share
+from crowdml.device.sources import LiveSource, Sample, deal_sources, open_source
 from crowdml.errors import DataError
 from crowdml.models import make_model
 from crowdml.task import parse
@@ -32,7 +33,7 @@ def all_of(source, most: int = 100) -> list[Sample]:
 
 def test_a_csv_file_has_a_row_for_each_sample_and_may_name_its_columns(tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text("x1,x2,x3,x4,label\n0.1,0,0,0,a\n0,0.5,0,0,2\n\n3,4,0,0,b\n")
+    path.write_text("x1,x2,x3,x4,label\n0.1,0,0,0,a\n0,0.5,0,0,2\n3,4,0,0,b\n")
     samples = all_of(open_source(f"csv:{path}", TASK))
     assert [sample.y for sample in samples] == [0.0, 2.0, 1.0]
     np.testing.assert_allclose(samples[0].x, [0.1, 0, 0, 0])
@@ -45,8 +46,8 @@ def test_a_row_that_cannot_be_read_is_kept_as_a_sample_that_adds_nothing_and_cou
     good, big = '{"x": [0, 0, 0, 1], "y": "c"}', "9" * 400
     bad = ["not json", "[]", '{"x": [1], "y": 0}', '{"x": [0, 0, 0, "q"], "y": 0}', '{"x": [0, 0, 0, 0], "y": 3}',
            '{"x": [0, 0, 0, 1], "y": null}', '{"x": [0, 0, 0, 1], "y": NaN}', good.replace('"c"', big),
-           good.replace("1", big)]  # fmt: skip
-    path.write_text("\n".join([good, *bad, "", good]))
+           good.replace("1", big), good.replace("1", "NaN"), good.replace("1", "1e999"), ""]  # fmt: skip
+    path.write_text("\n".join([good, *bad, good]))
     for most in (1, 4, 100):
         source = open_source(f"ndjson:{path}", TASK)
         samples = all_of(source, most)
@@ -69,34 +70,66 @@ def test_the_stand_in_for_a_row_that_cannot_be_read_adds_nothing_in_any_model():
         assert not model.label_cells(samples).any()
 
 
-def test_a_first_row_with_a_missing_value_is_a_sample_and_no_heading(tmp_path):
-    path = tmp_path / "rows.csv"
-    for first, rows in ((",0,0,0,a", 2), ("NA,NA,NA,NA,a", 2), ("w,x,y,z,label", 1)):
+def test_a_first_line_is_a_heading_where_none_of_its_fields_is_a_number_and_the_owner_is_told_or_decides(tmp_path):
+    """Review 2, privacy finding 5: the first line alone counts as public."""
+    path, told = tmp_path / "rows.csv", []
+    for first, header, count in (
+        (",0,0,0,a", None, 2),
+        ("0,1,2,3,label", None, 2),
+        ("w,x,y,z,label", None, 1),
+        ("w,w,w,,label", None, 1),
+        ("w,x,y,z,label", False, 2),
+        ("0,1,2,3,label", True, 1),
+    ):
         path.write_text(f"{first}\n0,0,0,1,b\n")
-        assert len(all_of(open_source(f"csv:{path}", TASK))) == rows
+        told.clear()
+        assert len(all_of(open_source(f"csv:{path}", TASK, header=header, tell=told.append))) == count
+        assert len(deal_sources(f"csv:{path}", TASK, count, header=header)) == count
+        assert [f"The first line of {path} is taken for a heading" in each for each in told] == (
+            [True] if header is None and count == 1 else []
+        )
+    path.write_bytes(b"\xef\xbb\xbf" + "größe,x,y,z,label\n0,0,0,1,b\n".encode("latin-1"))
+    assert [sample.y for sample in all_of(open_source(f"csv:{path}", TASK))] == [1.0]
+    path.write_bytes(b"\xef\xbb\xbf0,0,0,1,b\n")
+    assert [sample.y for sample in all_of(open_source(f"csv:{path}", TASK))] == [1.0]
+    with pytest.raises(DataError, match="--header is for CSV files"):
+        open_source(f"ndjson:{path}", TASK, header=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "first", "sentence"),
     [
-        ("csv", "0.25,0.25,a", "its first row has 2 numbers, and the task wants 4 and a label. Nothing was sent."),
-        ("csv", "0.25;0;0;0;a", "its first row has 0 numbers, and the task wants 4 and a label. Nothing was sent."),
-        ("csv", "w,x,label\n0.25,a", "its first row has 1 number, and the task wants 4 and a label. Nothing was sent."),
-        ("csv", "0,0,0,0.25,z25", "the label of its first row is not among the task's (a, b, c). Nothing was sent."),
-        ("csv", "0,0,0,0.25,", "the label of its first row is not among the task's (a, b, c). Nothing was sent."),
-        ("ndjson", '{"x": [0.25], "y": "a"}', "its first row has 1 number, and the task wants 4 and a label."),
-        ("ndjson", '{"x": [0, 0, 0, 0.25], "y": 3}', "the label of its first row is not among the task's (a, b, c)."),
-        ("ndjson", "0.25", 'its first row is no object like {"x": [...], "y": ...} with 4 numbers and a label.'),
+        ("csv", "0.25,0.25,a", "has 3 fields, and the task wants 4 numbers and a label. Nothing was sent."),
+        ("csv", "0.25;0;0;0;a", "has 1 field, and the task wants 4 numbers and a label. Nothing was sent."),
+        ("csv", "w,x,label\n0,0,0,0.25,a", "has 3 fields, and the task wants 4 numbers and a label. Nothing was sent."),
+        ("csv", '0,0,0,"0.25,a', "is not in the source's format, and the task wants 4 numbers and a label."),
+        ("csv", "", "is blank, and the task wants 4 numbers and a label."),
+        ("ndjson", '{"x": [0.25], "y": "a"}', "has 1 field, and the task wants 4 numbers and a label."),
+        ("ndjson", "0.25", 'is no object like {"x": [...], "y": ...}, and the task wants 4 numbers and a label.'),
     ],
 )
-def test_a_file_whose_first_row_does_not_fit_the_task_is_refused_without_showing_it(tmp_path, kind, first, sentence):
+def test_a_file_whose_first_line_has_another_width_is_refused_without_showing_it(tmp_path, kind, first, sentence):
     path = tmp_path / "rows"
     path.write_text(f"{first}\n{first}\n")
-    for opened in (lambda: open_source(f"{kind}:{path}", TASK), lambda: deal_sources(f"{kind}:{path}", TASK, 1)):
+    for opened in (
+        lambda: open_source(f"{kind}:{path}", TASK, Share(1, 2)),
+        lambda: deal_sources(f"{kind}:{path}", TASK, 1),
+    ):
         with pytest.raises(DataError) as refused:
             opened()
-        assert str(refused.value).startswith(f"{path}: {sentence}")
+        assert str(refused.value).startswith(f"{path}: its first line {sentence}")
         assert "25" not in str(refused.value).removeprefix(str(path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [("csv", "0,0,0,0.25,z25"), ("csv", "0,0,0,,a"), ("ndjson", '{"x": [0, 0, 0, 0.25], "y": 3}')]
+)
+def test_what_stands_in_the_first_row_does_not_stop_a_device(tmp_path, kind, first):
+    """Review 2, privacy finding 5: too few lines and the width of the first one do, and nothing else."""
+    path = tmp_path / "rows"
+    path.write_text(f"{first}\n" * 3)
+    source = open_source(f"{kind}:{path}", TASK)
+    assert [sample.y for sample in all_of(source)] == [-1.0] * 3
 
 
 def test_a_data_set_with_labels_that_the_task_does_not_have_is_refused():

@@ -44,6 +44,8 @@ LETTERS, STORED = "storage/server/letters.py", "tests/storage/server/test_server
 PEERING = "tests/device/test_peering.py::"
 VALIDATION, LOOKED = "server/validation.py", "tests/server/test_validation.py::"
 PROMISES = "tests/review/test_promises.py::"
+ROWS, FILES, LINES = "device/rows.py", "device/files.py", "tests/device/test_lines.py::"
+ONE_LINE = f"{LINES}test_what_stands_in_one_line_never_changes_how_many_rows_there_are_nor_which_the_others_are"
 LOOKS, KEPT = "storage/server/looks.py", "tests/storage/server/test_server_looks.py::"
 
 
@@ -1467,6 +1469,66 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._dearest if self._losses is not None else self._price(self._trips)",
         "self._dearest",
         f"{SCHEDULED}test_a_device_that_stops_and_returns_goes_on_in_its_schedule",
+    ),
+    Mutant(
+        "sources: blank lines are dropped",
+        ROWS,
+        "        for number, line in enumerate(lines, 1):\n",
+        "        for number, line in enumerate((each for each in lines if each is None or each.strip()), 1):\n",
+        f"{ONE_LINE}[csv-False]",
+    ),
+    Mutant(
+        "sources: an error of the CSV reader stops the device",
+        ROWS,
+        "        except (ValueError, RecursionError, csv.Error):\n",
+        "        except (ValueError, RecursionError):\n",
+        f"{ONE_LINE}[csv-False]",
+    ),
+    Mutant(
+        "sources: a carriage return ends a line",
+        ROWS,
+        "        yield None if len(line) > longest else line\n",
+        '        yield from (None,) if len(line) > longest else line.split(b"\\r")\n',
+        f"{ONE_LINE}[csv-True]",
+    ),
+    Mutant(
+        "sources: a row with a number that is not finite keeps its label",
+        ROWS,
+        'fault = why[place] or (None if windows or finite[place] else "number")',
+        "fault = why[place]",
+        f"{LINES}test_the_owner_is_told_how_many_rows_cannot_be_used_and_why_and_where",
+    ),
+    Mutant(
+        "sources: a line is read into memory as a whole",
+        ROWS,
+        "    while head := file.readline(longest + 2):\n",
+        "    while head := file.readline():\n",
+        f"{LINES}test_a_line_that_has_no_end_takes_no_memory_and_is_one_row",
+    ),
+    Mutant(
+        "sources: what an earlier version counted is taken for lines",
+        FILES,
+        "        if earlier and self._unlike is not None and self._unlike <= passed:\n",
+        "        if False:\n",
+        f"{LINES}test_a_place_that_an_earlier_version_noted_holds_where_it_counted_lines[False]",
+    ),
+    Mutant(
+        "sources: a file goes on with another heading",
+        FILES,
+        "        if theirs != counted:\n",
+        "        if False:\n",
+        f"{LINES}test_a_file_is_read_with_the_heading_that_it_was_read_with",
+    ),
+    Mutant(
+        "sources: the label of the first row stops a device",
+        FILES,
+        "            text.check_width(self._first.line)\n",
+        "            text.check_width(self._first.line)\n"
+        "            from crowdml.device.rows import Faults, samples_of\n"
+        "            samples_of([next(self.rows())], text.task, faults := Faults())\n"
+        "            if faults.total:\n"
+        '                raise DataError("its first row cannot be used")\n',
+        "tests/device/test_sources.py::test_what_stands_in_the_first_row_does_not_stop_a_device[csv-0,0,0,0.25,z25]",
     ),
     Mutant(
         "windows: a task with shorter ones counts readings again",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from crowdml.device.fleet import Fleet, Rates, Summary
     from crowdml.device.folder import Consent, Folder, OwnerBudget
     from crowdml.device.joining import Listed
+    from crowdml.device.sources import SampleSource
     from crowdml.task import Task
 
 T = TypeVar("T")
@@ -58,6 +59,11 @@ seconds_option = click.option("--seconds", type=click.FloatRange(min=0.0), help=
 new_data_option = click.option(
     "--new-data", is_flag=True, help="After a lost ledger: say that nothing of this source was ever given."
 )
+header_option = click.option(
+    "--header",
+    type=click.Choice(["yes", "no"]),
+    help="Whether the first line of a CSV file is a heading; without it, where none of its fields is a number.",
+)
 seed_option = click.option("--seed", type=int, help="For the data set 'synthetic' alone: the seed it is made from.")
 
 
@@ -69,6 +75,7 @@ seed_option = click.option("--seed", type=int, help="For the data set 'synthetic
     required=True,
     help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION; csv:- and ndjson:- read stdin.",
 )
+@header_option
 @click.option("--shard", metavar="I/N", help="Read every N-th row of the source, from the I-th on (counted from 0).")
 @click.option("--place", metavar="NAME", help="Where this device stands, of a task with places: a name or its number.")
 @click.option("--listen", metavar="HOST:PORT", help="Let peers on this network bring their letters here as well.")
@@ -91,6 +98,7 @@ def join(
     link: str,
     code: str | None,
     source: str,
+    header: str | None,
     shard: str | None,
     place: str | None,
     listen: str | None,
@@ -113,10 +121,11 @@ def join(
     LINK is https://.../join/CODE; the server's address and the CODE after it will do as well.
     """
     from crowdml.device.conditions import Conditions, parse_hours
+    from crowdml.device.files import Share, parse_share
     from crowdml.device.folder import Folder
     from crowdml.device.joining import read_link
     from crowdml.device.places import find_place
-    from crowdml.device.sources import SampleSource, Share, open_source, parse_share
+    from crowdml.device.sources import open_source
     from crowdml.protocols import find
 
     report = Report(json_path)
@@ -124,11 +133,13 @@ def join(
     conditions = Conditions(None if hours is None else parse_hours(hours), on_mains, unmetered)
     share = Share() if shard is None else parse_share(shard)
     home = Folder(folder)
-    attempt = Attempt(home)
+    attempt, rows = Attempt(home), RowCheck(report, source, is_new=not home.joined)
 
     def prepare(task: Task) -> tuple[SampleSource, int]:
         where = find_place(task, find(task), place, home.place(task.hash))
-        return open_source(source, task, share, seed=seed), where
+        reader = open_source(source, task, share, seed=seed, header=_yes_or_no(header), tell=report.line)
+        rows.look_at(task, [reader])
+        return reader, where
 
     async def work(client: Client) -> Summary:
         fleet, (reader, where) = await _welcome(
@@ -154,6 +165,7 @@ def join(
     report.line(summary.reason)
     report.line(_spent(summary, "this device"))
     report.finish(_plain(summary))
+    rows.check_given(summary)
 
 
 @click.command(short_help="Run many real devices from one process.")
@@ -161,6 +173,7 @@ def join(
 @click.argument("code", required=False)
 @click.option("--devices", default=100, show_default=True, type=click.IntRange(1, 100_000), help="How many devices.")
 @click.option("--source", required=True, help="shard:NAME, csv:PATH or ndjson:PATH; dealt out over the devices.")
+@header_option
 @click.option(
     "--folder", default="crowdml-fleet", show_default=True, type=click.Path(path_type=Path), help="The fleet's folder."
 )
@@ -180,6 +193,7 @@ def fleet(
     code: str | None,
     devices: int,
     source: str,
+    header: str | None,
     folder: Path,
     wanted: str | None,
     yes: bool,
@@ -198,13 +212,13 @@ def fleet(
     from crowdml.device.folder import Folder
     from crowdml.device.joining import read_link
     from crowdml.device.places import needs_place
-    from crowdml.device.sources import SampleSource, deal_sources
+    from crowdml.device.sources import deal_sources
     from crowdml.protocols import find
 
     report = Report(json_path)
     url, code = read_link(link, code)
     home = Folder(folder)
-    attempt = Attempt(home)
+    attempt, rows = Attempt(home), RowCheck(report, source, is_new=not home.joined)
 
     def prepare(task: Task) -> list[SampleSource]:
         if needs_place(task, find(task)) and devices > len(task.places):
@@ -212,7 +226,9 @@ def fleet(
                 f"Task {task.name!r} lists {len(task.places)} places, and each takes one device. Nothing was sent. Say "
                 f"--devices {len(task.places)} or fewer."
             )
-        return deal_sources(source, task, devices, seed=seed)
+        readers = deal_sources(source, task, devices, seed=seed, header=_yes_or_no(header), tell=report.line)
+        rows.look_at(task, readers)
+        return readers
 
     async def work(client: Client) -> Summary:
         crowd, readers = await _welcome(
@@ -242,6 +258,7 @@ def fleet(
     report.print(table)
     report.line(_spent(summary, "the dearest device"))
     report.finish(_plain(summary))
+    rows.check_given(summary)
 
 
 @click.command(short_help="Ask a device what comes next.")
@@ -414,6 +431,49 @@ class Attempt:
                 if new and not known and self.home.path.exists():
                     self.home.erase()  # what the server may have heard of is kept, to go on from
                 raise
+
+
+def _yes_or_no(given: str | None) -> bool | None:
+    return None if given is None else given == "yes"
+
+
+class RowCheck:
+    """What an owner hears of the rows before they decide: too few of them, and those that cannot be used."""
+
+    def __init__(self, report: Report, source: str, *, is_new: bool) -> None:
+        self._report, self._source, self._is_new = report, source, is_new
+        self._too_few: CrowdmlError | None = None
+
+    def look_at(self, task: Task, readers: list[SampleSource]) -> None:
+        """Refuse too few rows of a new device, before it joins. One that has joined sends first what still waits."""
+        from crowdml.device.rows import Faults
+        from crowdml.device.sources import check_enough
+        from crowdml.protocols import find
+
+        try:
+            check_enough(self._source, readers, find(task).batch(task))
+        except CrowdmlError as error:
+            if self._is_new:
+                raise
+            self._too_few = error
+        if not self._is_new:
+            return
+        tried, faults = 0, Faults()
+        for reader in readers:
+            more, found = reader.look_through()
+            tried += more
+            faults.take(found)
+        if faults.total:
+            hint = " If the first line is a heading, say --header yes." if faults.first_line else ""
+            self._report.line(
+                f"{faults.total:,} of {count_text(tried, 'row')} cannot be used: {faults}. They count as empty samples "
+                f"and cost as much as others; nobody but you is told.{hint}"
+            )
+
+    def check_given(self, summary: Summary) -> None:
+        """Fail where a device had too few rows to give anything of them."""
+        if self._too_few is not None and not summary.check_ins:
+            raise self._too_few
 
 
 def _run(url: str, ca: str | None, connections: int, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:

@@ -86,6 +86,8 @@ class Summary:
     problems: dict[str, int]
     letters: Letters | None = None
     """Of a task whose devices have peers."""
+    unreadable: dict[str, int] = field(default_factory=dict)
+    """How many rows could not be used, by reason: for the owner alone."""
 
 
 @record
@@ -354,6 +356,7 @@ class Fleet:
             reason=ended[0].reason if ended else "The time was over.",
             problems=dict(sum((each.problems for each in counts), Counter())),
             letters=self._letters(),
+            unreadable=dict(sum((Counter(runner.source.faults.counts) for runner in self.runners), Counter())),
         )
 
     def _letters(self) -> Letters | None:

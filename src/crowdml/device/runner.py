@@ -31,11 +31,12 @@ from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
 from crowdml.device.client import Answer, Client, Unreachable, whole_number
 from crowdml.device.conditions import Conditions
+from crowdml.device.files import check_known
 from crowdml.device.folder import Folder
 from crowdml.device.marks import Mark, Marks
 from crowdml.device.places import needs_place
 from crowdml.device.sources import Sample, SampleSource
-from crowdml.errors import BudgetExhausted, CrowdmlError, DataError, ProtocolError
+from crowdml.errors import BudgetExhausted, CrowdmlError, ProtocolError
 from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.losses import Loss
@@ -377,7 +378,7 @@ class Runner:
     ) -> None:
         if needs_place(task, protocol) and not 0 <= place < len(task.places):
             raise ProtocolError(f"a device of task {task.name!r} stands at one of its places. Nothing was sent.")
-        _check_share(source.name, member.ledger.sources())
+        check_known(source.name, member.ledger.sources())
         self.member, self.task, self.protocol, self.client, self.source = member, task, protocol, client, source
         self.commit = commit or Commits(member.ledger)
         self.gate = gate or asyncio.Semaphore(1)
@@ -427,6 +428,7 @@ class Runner:
         self._ended: str | None = None
         self._failure: BaseException | None = None
         self._refused_in_a_row = 0
+        self._told_faults = 1
         self._rounds = self._masked_rounds()
 
     # --- the life of a device ---
@@ -814,8 +816,7 @@ class Runner:
 
     async def _find_place(self) -> None:
         """Go to the first row of the source that no step has used."""
-        name = self.source.name
-        place = 0 if name is None else self.member.ledger.taken(name)
+        place = self.source.place(self.member.ledger.sources())
         if self.member.recovered and not place and not self.new_data:
             raise BudgetExhausted(_AGAIN)
         await self.source.skip(max(0, place - self.source.before))
@@ -833,6 +834,7 @@ class Runner:
                     await self._room.wait()
                     continue
                 samples = await self.source.read(room)
+                self._tell_faults()
                 if not samples:
                     self._ended = self.source.why_ended
                     break
@@ -853,6 +855,7 @@ class Runner:
         """A batch of rows that stay at their source until they are charged; false where there are too few."""
         while not self._buffer.ready:
             samples = await self.source.read(self._batch - len(self._buffer))
+            self._tell_faults()
             if not samples:
                 self._ended = self.source.why_ended
                 return False
@@ -861,6 +864,13 @@ class Runner:
             if self._uses > 1 or self.learner is not None:
                 self._bodies = [*self._bodies, *map(_pack, samples)][-self._batch :]
         return True
+
+    def _tell_faults(self) -> None:
+        """Tell the owner, at the first, tenth, hundredth, ... one, of rows that cannot be used."""
+        faults = self.source.faults
+        if faults.total >= self._told_faults:
+            self._told_faults = 10 ** len(str(faults.total))
+            self.tell(f"{faults.total:,} rows of the source could not be used, and count as empty samples: {faults}")
 
     async def _ready(self) -> bool:
         """Wait for a batch; false where none will come."""
@@ -1147,18 +1157,6 @@ _AGAIN = (
     "given before. Nothing was sent. If none of them ever was, say so once with --new-data; if you do not know, name "
     "another source."
 )
-
-
-def _check_share(name: str | None, known: Mapping[str, int]) -> None:
-    """One share of a file or data set for a device's whole life: any two may have rows in common."""
-    whole, _, share = (name or "").rpartition(":")
-    for other in known:
-        before, _, theirs = other.rpartition(":")
-        if whole and whole == before and theirs != share:
-            raise DataError(
-                f"{whole} was read as share {theirs}, and share {share} of it may hold the same rows. Nothing was "
-                f"read. Go on with share {theirs} (--shard, or --devices of a fleet), or name another source."
-            )
 
 
 def _published(protocol: Protocol, task: Task) -> Any:
