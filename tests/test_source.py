@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": LIBRARY | SHELLS | {"crowdml"},
     "demo": LIBRARY | SHELLS,
     "cli": LIBRARY | SHELLS | {"experiments", "bench", "demo", "crowdml"},
+    "__main__": {"cli"},  # `python -m crowdml`
     "crowdml": {"errors", "sim"},  # the package itself: `crowdml.Crowd`, found when it is asked for
 }
 """Each piece of the library, and what it may import besides itself. Imports point one way: no cycle can hide here."""

@@ -87,7 +87,11 @@ def test_every_shipped_task_is_one_that_runs(path):
     [
         ('name     = "activity"', 'name = "act ivity"', ["name = 'act ivity'", "letters, digits"]),
         ('name     = "activity"', "name = 3", ["name = 3", "expected a text"]),
-        ('name     = "activity"', 'nmae = "activity"', ["nmae = 'activity'", "no such key", "Known here: name"]),
+        (
+            'name     = "activity"',
+            'nmae = "activity"',
+            ["nmae = 'activity'", "no such key. Did you mean 'name'? Known here: name"],
+        ),
         ('name     = "activity"', "", ["name is missing"]),
         ("dimension = 8", "dimension = 0", ["features.dimension = 0", "between 1 and 1000000"]),
         ("dimension = 8", "dimension = 8.5", ["features.dimension = 8.5", "expected a whole number"]),
@@ -153,8 +157,17 @@ def test_every_shipped_task_is_one_that_runs(path):
         ('unit = "sample"', "grid = 0.00000762939453125", ["privacy.grid = 7.62939e-06", "too fine", "or coarser"]),
         ("steps = 20000", "steps = 0", ["stop.steps = 0", "between 1 and"]),
         ("error = 0.05\n", "error = 1.5\n", ["stop.error = 1.5", "between 0 and 1"]),
-        ("[stop]", "[stopp]", ["stopp = ", "no such key"]),
-        ("[stop]", "[masks]\ncohort = 3\n[stop]", ["masks = ", "no such key"]),
+        ("[protocol]", "[protcol]", ["[protcol]: no such table. Did you mean 'protocol'? Known here: name,"]),
+        ("epsilon = {", "epsilno = {", ["[privacy.epsilno]: no such table. Did you mean 'epsilon'?"]),
+        (
+            "epsilon = { gradient = 0.9, errors = 0.05, labels = 0.05 }",
+            "epsilon = 1",
+            ["privacy.epsilon = 1: expected a table, such as epsilon = { gradient = 1 }."],
+        ),
+        ('kind = "sgd"', 'kind = "sdg"', ["protocol.kind = 'sdg'", "Did you mean 'sgd'?"]),
+        ('kind = "softmax"', 'kind = "sofmax"', ["there is no model 'sofmax'. Did you mean 'softmax'?"]),
+        ("[stop]", "[stopp]", ["[stopp]: no such table. Did you mean 'stop'?"]),
+        ("[stop]", "[masks]\ncohort = 3\n[stop]", ["[masks]: no such table."]),
         ("[stop]", "[masking]\ncohort = 3\n[stop]", ["masking.minimum is missing"]),
         ("[stop]", "[masking]\ncohort = 9\nminimum = 9\n[stop]", ['"skellam" does', "leave [masking] out"]),
         (

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from crowdml.errors import TaskError
 from crowdml.records import record
-from crowdml.texts import hidden_control
+from crowdml.texts import did_you_mean, hidden_control
 
 C = TypeVar("C")
 
@@ -384,18 +384,22 @@ def load(path: Path | str) -> Task:
 def read_section(cls: type[C], values: Any, where: str) -> C:
     """A dataclass from a table of a task file: unknown keys, wrong types and missing keys are refused by name."""
     if not isinstance(values, Mapping):
-        raise TaskError(f"{where} = {show(values)}: expected a table with {_keys(cls)}.")
+        raise TaskError(f"{where} = {show(values)}: expected a table with {_keys(cls)}{_example(where, values)}.")
     hints = get_type_hints(cls)
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
     prefix = f"{where}." if where else ""
     for key in values:
         if key not in fields:
-            raise TaskError(f"{prefix}{key} = {show(values[key])}: no such key. Known here: {_keys(cls)}.")
+            is_table = isinstance(values[key], Mapping)
+            said = (
+                f"[{prefix}{key}]: no such table." if is_table else f"{prefix}{key} = {show(values[key])}: no such key."
+            )
+            raise TaskError(f"{said}{did_you_mean(key, fields)} Known here: {_keys(cls)}.")
     found = {name: _convert(hints[name], values[name], f"{prefix}{name}") for name in fields if name in values}
     for name, entry in fields.items():
         missing = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         if name not in found and missing:
-            raise TaskError(f"{prefix}{name} is missing. {cls.__doc__ or ''}".strip())
+            raise TaskError(f"{prefix}{name} is missing{_example(f'{prefix}{name}')}. {cls.__doc__ or ''}".strip())
     return cls(**found)
 
 
@@ -411,7 +415,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return tuple(_convert(arguments[0], item, where) for item in value)
     if origin in (Mapping, dict) or hint in (Mapping, dict) or getattr(origin, "__name__", "") == "Mapping":
         if not isinstance(value, Mapping):
-            raise TaskError(f"{where} = {show(value)}: expected a table.")
+            raise TaskError(f"{where} = {show(value)}: expected a table{_example(where, value)}.")
         return {
             key: _convert(arguments[1], item, f"{where}.{key}") if arguments else item for key, item in value.items()
         }
@@ -429,6 +433,29 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     lists = {str: "a list of texts", Fraction: "a list of numbers"}
     wanted = names.get(hint) or lists.get(next(iter(arguments), str), "a list of tables")
     raise TaskError(f"{where} = {show(value)}: expected {wanted}.")
+
+
+EXAMPLES = {
+    "features.norm": 'norm = { kind = "l2", bound = 1.0 }',
+    "privacy.epsilon": "epsilon = { gradient = 1.0 }",
+    "privacy.budget": "budget = { epsilon = 1.0, samples = 1000 }",
+    "protocol.step": "step = { c = 1.0 }",
+    "protocol.batch": "batch = 20",
+    "masking.cohort": "cohort = 50",
+    "masking.minimum": "minimum = 40",
+    "name": 'name = "my-study"',
+    "features.dimension": "dimension = 64",
+    "privacy.mechanism": 'mechanism = "discrete-gaussian"',
+}
+"""A line that works, for errors about a key; a number that its writer gave stands in it."""
+
+
+def _example(where: str, given: Any = None) -> str:
+    if where not in EXAMPLES:
+        return ""
+    number = isinstance(given, (int, Fraction)) and not isinstance(given, bool) and given > 0
+    example = EXAMPLES[where]
+    return f", such as {example.replace('1.0', show(given), 1) if number else example}"
 
 
 def _keys(cls: type) -> str:
@@ -462,13 +489,17 @@ def _decimal(value: Fraction) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as its writer wrote it, for errors."""
+    """A value as its writer wrote it, for errors; a table by its keys alone."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = ...' for key in value)} }}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(show, value))}]"
     return f"{float(value):g}" if isinstance(value, Fraction) else repr(value)
 
 
 def choose(where: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise TaskError(f"{where} = {value!r}: choose one of {', '.join(allowed)}.")
+        raise TaskError(f"{where} = {value!r}: choose one of {', '.join(allowed)}.{did_you_mean(value, allowed)}")
 
 
 def between(where: str, value: float | Fraction, low: float, high: float) -> None:

@@ -73,8 +73,7 @@ def digits_below(value: float) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean "protocol"?' for a word that is nearly one of the known ones; nothing where none is near."""
-    names = list(known)
-    lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.7)
-    return f' Did you mean "{one_line(lower[near[0]])}"?' if near and lower[near[0]] != word else ""
+    """ " Did you mean 'protocol'?" for a word that is nearly one of the known ones; nothing where none is near."""
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
+    return f" Did you mean {one_line(lower[near[0]])!r}?" if near and lower[near[0]] != word else ""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_runner import refused
 
 import crowdml
 from crowdml.cli.task import find_task
@@ -115,3 +116,21 @@ def test_a_server_prints_a_command_for_each_task_that_runs_and_where_operators_l
         assert line.endswith(f" --task {name} --source csv:FILE")
     assert said[4].startswith(f"Only this machine reaches {address}.")
     assert said[5] == f"Operators log in at {address}/operator"
+
+
+def test_the_package_runs_as_a_module():
+    """Review 2, users: data scientist 15."""
+    done = subprocess.run([sys.executable, "-m", "crowdml", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith(crowdml.__version__)
+
+
+def test_a_file_in_the_place_of_a_folder_is_said(tmp_path: Path):
+    """Review 2, users: errors. `--folder meter.csv` spoke of the disk."""
+    meter = tmp_path / "meter.csv"
+    meter.write_text("1,2\n")
+    for command in (("leave",), ("budget", "set", "--epsilon", "1", "--samples", "5"), ("predict",)):
+        said = refused(*command, "--folder", str(meter))
+        assert f"{meter} is a file, and a device keeps its key and its ledger in a folder. Nothing was done." in said
+        assert "such as meter-device" in said
+    assert f"{meter} is there and is no folder." in refused("serve", "--folder", str(meter), "--port", "0")
+    assert meter.read_text() == "1,2\n"

@@ -233,3 +233,25 @@ def test_a_masked_task_that_cannot_be_is_refused_by_key(tmp_path: Path, before: 
     line = refused("task", "check", written(tmp_path, shipped_text("digits-masked").replace(before, after)))
     for word in words:
         assert word in line
+
+
+def test_one_task_has_one_hash_in_every_command(tmp_path: Path):
+    """Review 2, users: data scientist 13. The hash is that of the task as it is published, its grid filled in."""
+    checked = crowdml("task", "check", "digits012", "--json", "-").json["hash"]
+    listed = {each["name"]: each["hash"] for each in crowdml("task", "list", "--json", "-").json["tasks"]}
+    simulated = crowdml("simulate", "digits012", "--seed", "1", "--devices", "4", "--json", "-").json["task"]
+    assert listed["digits012"] == checked == simulated
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("task", "check", "digit012"), "Did you mean 'digits012'? Shipped are activity"),
+        (("task", "new", "mine.toml", "--from", "digit"), "Did you mean 'digits'? There are activity"),
+        (("simulate", "digits012", "--data", "digitz"), "Did you mean 'digits'? Known are digits"),
+        (("bench", "devise"), "Did you mean 'device'? There are"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_answered_with_the_one_that_is(arguments: tuple[str, ...], sentence: str):
+    """Review 2, users: errors."""
+    assert sentence in refused(*arguments)

@@ -101,7 +101,7 @@ def test_synthetic_data_is_not_made_without_a_seed_nor_real_data_with_one():
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all_known_ones():
-    with pytest.raises(UnknownName, match=r"did you mean 'mnist'\? known are digits, digits012, mnist,"):
+    with pytest.raises(UnknownName, match=r"Did you mean 'mnist'\? Known are digits, digits012, mnist,"):
         load("mnits")
 
 

@@ -159,7 +159,7 @@ def listed(name: str, state: str, digit: str = "a") -> Listed:
         (
             [listed("city", "running")],
             "citi",
-            f"The code admits to no study called 'citi'. Did you mean \"city\"? It admits to: city ({'a' * 12}).",
+            f"The code admits to no study called 'citi'. Did you mean 'city'? It admits to: city ({'a' * 12}).",
         ),
         (
             [listed("city", "running"), listed("town", "running", "b"), listed("sea", "stopped", "c")],

@@ -56,6 +56,11 @@ class Commands(click.Group):
             say_error(str(error))
         except BrokenPipeError:  # the reader of our output went away: nothing to say, and nobody to say it to
             close_quietly()
+        except (FileExistsError, NotADirectoryError) as error:
+            name = str(error.filename).removesuffix("/")
+            say_error(
+                f"{name} is there and is no folder. Nothing was done. Name another place, such as another --folder."
+            )
         except OSError as error:
             close_quietly()
             place = f"{error.filename}: " if error.filename else ""

@@ -8,6 +8,7 @@ import click
 
 from crowdml.cli.output import Report, json_option, make_table
 from crowdml.errors import UnknownName
+from crowdml.texts import did_you_mean
 
 
 @click.command(short_help="Measure ours beside hand-written limits.")
@@ -27,7 +28,8 @@ def bench(name: str | None, plot_path: str | None, json_path: str | None) -> Non
         report.finish({"benchmarks": list(NAMES)})
         return
     if name not in NAMES:
-        raise UnknownName(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}.")
+        near = did_you_mean(name, NAMES)
+        raise UnknownName(f"no benchmark is called {name!r}.{near} There are {', '.join(NAMES)}.")
     draw = getattr(import_module(f"crowdml.bench.{name}"), "plot", None)
     if plot_path is not None and draw is None:
         raise UnknownName(f"the benchmark {name!r} has no plot; `scale` and `secagg` have one.")

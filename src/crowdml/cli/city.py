@@ -57,7 +57,7 @@ def simulate_city(
     import numpy as np
 
     from crowdml.protocol import quote
-    from crowdml.protocols import find
+    from crowdml.protocols import find, settled
     from crowdml.sim.peers import commonest, right, simulate
 
     readings = find_readings(task, data, seed)
@@ -80,7 +80,7 @@ def simulate_city(
     order = np.argsort(told.mean(axis=0), kind="stable")
     result: dict[str, Any] = {
         "id": f"simulate/{task.name}",
-        "task": task.hash.hex(),
+        "task": settled(task).hash.hex(),
         "data": readings.name,
         "devices": places,
         "peers": int(task.protocol["peers"]),

@@ -32,7 +32,7 @@ def simulate_counts(
     import numpy as np
 
     from crowdml.protocol import quote
-    from crowdml.protocols import find
+    from crowdml.protocols import find, settled
     from crowdml.sim.counting import counts, held, turns
     from crowdml.sim.estimator import message_bytes, spread_out
 
@@ -58,7 +58,7 @@ def simulate_counts(
     ]
     result: dict[str, Any] = {
         "id": f"simulate/{task.name}",
-        "task": task.hash.hex(),
+        "task": settled(task).hash.hex(),
         "data": data.name,
         "devices": int((first.trips > 0).sum()),
         "population": population,

@@ -309,6 +309,8 @@ def _result(
 ) -> dict[str, Any]:
     import numpy as np
 
+    from crowdml.protocols import settled
+
     last, several = curve[:, -1], len(curve) > 1
     staleness = study.runs[0].schedule.staleness if study.rounds is None else np.zeros(1)
     cost = study.cost
@@ -322,7 +324,7 @@ def _result(
     }
     return {
         "id": f"simulate/{task.name}",
-        "task": task.hash.hex(),
+        "task": settled(task).hash.hex(),
         "data": data.name,
         "devices": study.population.devices,
         "silent_devices": study.silent,

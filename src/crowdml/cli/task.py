@@ -18,6 +18,7 @@ from crowdml.cli.output import (
     size_text,
     whole_file,
 )
+from crowdml.texts import did_you_mean
 
 if TYPE_CHECKING:
     from crowdml.protocol import Quote, QuotedRow
@@ -54,7 +55,8 @@ def find_task(given: str) -> Task:
     if given in shipped() and not Path(given).is_file():
         return parse(shipped_text(given), f"the shipped task {given!r}")
     if not Path(given).exists() and "/" not in given and not given.endswith(".toml"):
-        raise UnknownName(f"{given!r} is neither a file nor a shipped task; shipped are {', '.join(shipped())}.")
+        near = did_you_mean(given, shipped())
+        raise UnknownName(f"{given!r} is neither a file nor a shipped task.{near} Shipped are {', '.join(shipped())}.")
     return load(given)
 
 
@@ -76,7 +78,7 @@ def task() -> None:
 def list_(folder: Path | None, database: str | None, json_path: str | None) -> None:
     """List the tasks that are shipped, or those that a server hosts."""
     from crowdml.protocol import quote
-    from crowdml.protocols import find
+    from crowdml.protocols import find, settled
 
     report = Report(json_path)
     if folder is not None or database is not None:
@@ -88,7 +90,7 @@ def list_(folder: Path | None, database: str | None, json_path: str | None) -> N
         each = find_task(name)
         price = quote(find(each), each)
         cost = price.sample_epsilon(each.privacy.uses)
-        rows.append({"name": name, "title": each.title, "hash": each.hash.hex(), "epsilon": cost})
+        rows.append({"name": name, "title": each.title, "hash": settled(each).hash.hex(), "epsilon": cost})
         table.add_row(name, each.title, str(each.classes or "number"), epsilon_text(cost))
     report.print(table)
     report.finish({"tasks": rows})
@@ -295,7 +297,8 @@ def new(path: str, like: str, json_path: str | None) -> None:
 
     report = Report(json_path)
     if like not in shipped():
-        raise UnknownName(f"no shipped task is called {like!r}; there are {', '.join(shipped())}.")
+        near = did_you_mean(like, shipped())
+        raise UnknownName(f"no shipped task is called {like!r}.{near} There are {', '.join(shipped())}.")
     target = Path(path)
     if target.suffix != ".toml":
         raise OutputError(f"{path}: a task file ends in .toml.")

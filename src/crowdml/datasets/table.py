@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -14,6 +13,7 @@ from crowdml.datasets.synthetic import CLASSES as BLOBS
 from crowdml.datasets.synthetic import blobs
 from crowdml.errors import DataError, UnknownName
 from crowdml.features import Norm, normalise
+from crowdml.texts import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,8 @@ _SPLITS = tuple(field.name for field in fields(Prepared) if field.name != "group
 def spec_of(name: str) -> Spec:
     """The table's row; an unknown name is answered with the known ones."""
     if name not in SPECS:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UnknownName(f"no data set is called {name!r}; {hint}known are {', '.join(NAMES)}.")
+        near = did_you_mean(name, NAMES)
+        raise UnknownName(f"no data set is called {name!r}.{near} Known are {', '.join(NAMES)}.")
     return SPECS[name]
 
 

@@ -145,6 +145,7 @@ class Folder:
 
     def make(self) -> None:
         """Make it, for its owner alone. An existing folder is kept, and shut to others."""
+        self._refuse_file()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.name == "posix" and self.path.stat().st_mode & 0o077:
@@ -153,6 +154,13 @@ class Folder:
             raise DataError(
                 f"The folder {self.path} cannot be made: {error.strerror}. Name another --folder."
             ) from error
+
+    def _refuse_file(self) -> None:
+        if self.path.is_file():
+            raise DataError(
+                f"{self.path} is a file, and a device keeps its key and its ledger in a folder. Nothing was done. Name "
+                f"another --folder, such as {self.path.stem}-device; a file of rows is named with --source."
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
@@ -348,6 +356,9 @@ class Folder:
             return json.loads((self.path / name).read_bytes())
         except FileNotFoundError:
             return {}
+        except NotADirectoryError:
+            self._refuse_file()
+            raise
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{self.path / name} cannot be read: {error}. Nothing was sent. Restore it from its backup."

@@ -13,6 +13,7 @@ from crowdml.models.linear import LeastSquares, Linear
 from crowdml.models.mlp import ACTIVATIONS, TOPS, Mlp
 from crowdml.models.model import Model
 from crowdml.models.softmax import Softmax
+from crowdml.texts import did_you_mean
 
 __all__ = ["KINDS", "describe_model", "make_model", "read_model"]
 
@@ -118,7 +119,8 @@ KINDS: Mapping[str, Builder] = {
 def make_model(kind: str, dimension: int, classes: int | None, **settings: Any) -> Model:
     """The model that a task names, for x [b, dimension]; `classes` is None where the label is a number."""
     if kind not in KINDS:
-        raise TaskError(f"there is no model {kind!r}. The kinds are {', '.join(sorted(KINDS))}.")
+        near = did_you_mean(kind, KINDS)
+        raise TaskError(f"there is no model {kind!r}.{near} The kinds are {', '.join(sorted(KINDS))}.")
     if dimension < 1:
         raise TaskError(f"model {kind!r}: dimension = {dimension!r} is not a positive whole number.")
     return KINDS[kind](dimension, classes, settings)
@@ -156,4 +158,5 @@ def _refuse_unknown(kind: str, settings: Mapping[str, Any], allowed: tuple[str, 
     unknown = sorted(set(settings) - set(allowed))
     if unknown:
         choices = f"Its settings are {', '.join(allowed)}." if allowed else "It has none."
-        raise TaskError(f"model {kind!r} has no setting {', '.join(map(repr, unknown))}. {choices}")
+        near = did_you_mean(unknown[0], allowed)
+        raise TaskError(f"model {kind!r} has no setting {', '.join(map(repr, unknown))}.{near} {choices}")

@@ -11,7 +11,7 @@ from crowdml.privacy.losses import Pure, Unbounded
 from crowdml.protocol import Protocol, check_budget
 from crowdml.records import record
 from crowdml.task import LARGEST_DELTA, Task
-from crowdml.texts import digits_below
+from crowdml.texts import did_you_mean, digits_below
 
 
 class _Protocols(Mapping[str, Protocol]):
@@ -43,7 +43,8 @@ def find(task: Task) -> Protocol:
     """The protocol that this task asks for, after it has checked the task: once, for that takes milliseconds."""
     kind = task.protocol["kind"]
     if kind not in PROTOCOLS:
-        raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.")
+        near = did_you_mean(kind, PROTOCOLS)
+        raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.{near}")
     protocol = PROTOCOLS[kind]
     if task.masking is not None and protocol.masked is None:
         raise TaskError(

@@ -23,7 +23,7 @@ from crowdml.server.runner import TaskRunner
 from crowdml.server.validation import Shown, Watched, watched
 from crowdml.storage.server import Store
 from crowdml.task import Task
-from crowdml.texts import count_text
+from crowdml.texts import count_text, did_you_mean
 from crowdml.wire.keys import Key
 
 NAMES = ("weights", "biases")
@@ -401,7 +401,8 @@ def find_hash(store: Store, name: str) -> bytes:
         return found[0].hash
     names = ", ".join(f"{each.name} ({each.hash.hex()[:12]})" for each in store.tasks()) or "none yet"
     how = "No task here is" if not found else f"{len(found)} tasks here are"
-    raise DataError(f"{how} called {name!r}. There are: {names}. Name one, or begin its hash.")
+    near = did_you_mean(name, [each.name for each in store.tasks()]) if not found else ""
+    raise DataError(f"{how} called {name!r}.{near} There are: {names}. Name one, or begin its hash.")
 
 
 def _file(model: Exported, ending: str) -> bytes:
