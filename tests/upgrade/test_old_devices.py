@@ -328,7 +328,6 @@ def test_devices_leave_an_old_round_that_the_server_gave_up_and_what_they_drew_s
 # --- a delta that promises nothing ---
 
 
-@pytest.mark.xfail(reason="delta has no ceiling yet", strict=True)
 def test_a_device_of_a_task_with_a_large_delta_gives_nothing_more(old: Old, server: Serving):
     """Its owner reads why; what it gave stays in the ledger, which other tests here read."""
     home, entries = old.device("loose"), server.entries("loose")
