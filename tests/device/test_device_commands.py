@@ -241,6 +241,20 @@ def test_rows_that_cannot_be_used_are_told_to_the_owner_before_the_price_and_cou
     assert json.loads(done.stdout)["unreadable"] == {"label": 1, "number": 1}
 
 
+def test_a_device_that_the_server_refuses_says_why_and_fails(tmp_path):
+    """Review 2, network finding M2: `join` said "0 check-ins" without a reason, and exited with 0."""
+    with serving(tmp_path / "server", TASK) as server:
+        server.hub.limits = replace(server.hub.limits, body=100)
+        source = write_rows(tmp_path / "rows.csv", 20)
+        options = ("--source", source, "--yes", "--json", "-")
+        done = command("join", server.address, server.code, *options, cwd=tmp_path, code=1)
+        assert json.loads(done.stdout.splitlines()[-1])["check_ins"] == 0
+        assert "At most 100 bytes are read here" in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
+        with Ledger(tmp_path / "crowdml-device" / "ledger.sqlite", must_exist=True) as ledger:
+            assert ledger.samples_given() == 5, "one batch of four"
+
+
 def test_a_wrong_code_is_refused_in_a_sentence(server, tmp_path):
     done = command("join", server.address, "wrong", "--source", "csv:-", "--yes", cwd=tmp_path, code=1)
     assert "Traceback" not in done.stderr

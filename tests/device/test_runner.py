@@ -29,6 +29,7 @@ from crowdml.storage import Budget, Charge, Ledger
 from crowdml.storage.server.schema import device as device_table
 from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.keys import Key
+from crowdml.wire.packing import pack
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement
 
@@ -342,6 +343,62 @@ def test_a_message_that_the_server_refuses_for_good_stays_charged_and_its_number
         )  # fmt: skip
     _, summary = run(home, server.address, None, TASK, rows(10))
     assert (summary.check_ins, summary.refused) == (1, 1)
+    assert server.check_ins(TASK) == before + 1
+
+
+def test_a_device_whose_message_is_too_large_says_so_and_charges_nothing_more_until_it_is_taken(tmp_path):
+    """Review 2, network finding M2: it charged one batch after another, and each was answered with 413."""
+    task = small_task("large")
+    with serving(tmp_path / "server", task) as server:
+        home, limits = joined(tmp_path / "device", task), server.hub.limits
+        server.hub.limits = dataclasses.replace(limits, body=100)
+        for code in (server.code, None):
+            _, summary = run(home, server.address, code, task, rows(10))
+            assert (summary.check_ins, summary.refused, summary.endings) == (0, 1, {"refused": 1})
+            assert "At most 100 bytes are read here" in summary.reason
+            assert charged_messages(home.path) == (2, 1, 1)
+        server.hub.limits = limits
+        _, summary = run(home, server.address, None, task, rows(10))
+        assert (summary.check_ins, summary.endings) == (2, {"source": 1})
+        assert charged_messages(home.path) == (4, 2, 0)
+
+
+def test_a_device_whose_message_is_not_as_the_task_says_charges_nothing_more(server, tmp_path):
+    """Review 2, network finding M2: of 422 as of 413."""
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(5))
+    key, before = home.key(), server.check_ins(TASK)
+    with home.ledger() as ledger:
+        good = open_signed(server.hub.store.statement(key.id))
+        bad = dataclasses.replace(good.envelope, seq=2, kind="sgd/other/1")
+        ledger.charge(
+            TASK.hash, [], [], outbox={ledger.next_seq(TASK.hash): sign(bad, good.statement, key)},
+            state=b"\x82\xa3seq\x02\xa5state\xc0",
+        )  # fmt: skip
+    _, summary = run(home, server.address, None, TASK, rows(10))
+    assert (summary.check_ins, summary.endings) == (0, {"refused": 1})
+    assert "'sgd/other/1' is not heard here" in summary.reason
+    assert server.check_ins(TASK) == before
+    assert charged_messages(tmp_path) == (2, 2, 1)
+
+
+def test_a_message_about_a_version_that_a_restored_server_never_published_is_dropped_and_the_device_goes_on(
+    server, tmp_path
+):
+    """A server that is put back from a backup says 422, too, and takes the next message."""
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(5))
+    key, before = home.key(), server.check_ins(TASK)
+    with home.ledger() as ledger:
+        good = open_signed(server.hub.store.statement(key.id))
+        said = msgpack.unpackb(good.envelope.body)
+        bad = dataclasses.replace(good.envelope, seq=2, body=pack({**said, "version": 10**6}))
+        ledger.charge(
+            TASK.hash, [], [], outbox={ledger.next_seq(TASK.hash): sign(bad, good.statement, key)},
+            state=b"\x82\xa3seq\x02\xa5state\xc0",
+        )  # fmt: skip
+    _, summary = run(home, server.address, None, TASK, rows(10))
+    assert (summary.check_ins, summary.refused, summary.problems) == (1, 1, {"stale": 1})
     assert server.check_ins(TASK) == before + 1
 
 

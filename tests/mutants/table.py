@@ -1952,8 +1952,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a server hosts what devices refuse",
         "server/hub.py",
-        "    check_for_devices(task)\n    fold = Fold(task)",
-        "    fold = Fold(task)",
+        "    check_for_devices(task)\n    if task.as_published",
+        "    if task.as_published",
         f"{PROMISES}test_a_delta_above_a_hundred_thousandth_is_refused_by_server_and_device[0.999-True]",
+    ),
+    Mutant(
+        "a task that no check-in fits is hosted",
+        "server/hub.py",
+        "    check_sizes(task, find(task), most)  # before its arrays are made\n",
+        "",
+        "tests/server/test_sizes.py::test_a_server_hosts_no_task_whose_check_in_is_larger_than_it_takes",
+    ),
+    Mutant(
+        "a device draws on after a message that is too large",
+        "device/runner.py",
+        'elif problem.status in (413, 422) and problem.slug != "stale":',
+        'elif problem.status == 422 and problem.slug != "stale":',
+        "tests/device/test_runner.py::"
+        "test_a_device_whose_message_is_too_large_says_so_and_charges_nothing_more_until_it_is_taken",
     ),
 )

@@ -235,6 +235,17 @@ def test_a_task_comes_from_a_file_too_chosen_or_pasted(crowd: Crowd):
     assert "20 Hz, 3.2 s windows" in page.text, "its comments are kept"
 
 
+def test_a_task_whose_check_in_no_server_takes_becomes_no_draft(crowd: Crowd):
+    """Review 2, network findings M2 and M2b: the portal took it, and its start made an array of 1.15 GB."""
+    desk = set_up(crowd)
+    desk.get("/operator/tasks/file")
+    text = TEXT.format(name="large", steps=5).replace("dimension = 8", "dimension = 1000000")
+    refused = desk.post("/operator/tasks/file", text=text)
+    assert refused.status == 422
+    assert "and a server takes at most 4,194,304" in refused.text
+    assert "large" not in desk.get("/operator").text
+
+
 def test_a_draft_is_discarded_and_its_name_is_in_the_events(crowd: Crowd):
     desk = set_up(crowd)
     path = drafted(desk, DIGITS)

@@ -23,8 +23,8 @@ from crowdml.secagg.messages import encode as pack_secagg
 from crowdml.server import rounds as server_rounds
 from crowdml.server.export import export_model
 from crowdml.server.limits import Limits
-from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import Fold
+from crowdml.server.sizes import largest_masked, largest_message
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.storage.server import Store, StoreError, restore
 from crowdml.wire.envelopes import open_signed

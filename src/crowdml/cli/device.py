@@ -162,9 +162,13 @@ def join(
 
     with attempt.joining():
         summary = _run(url, ca or home.authority, 4, work)
-    report.line(summary.reason)
+    refused = "refused" in summary.endings
+    if not refused:
+        report.line(summary.reason)
     report.line(_spent(summary, "this device"))
     report.finish(_plain(summary))
+    if refused:
+        raise OutputError(summary.reason)
     rows.check_given(summary)
 
 
@@ -258,6 +262,8 @@ def fleet(
     report.print(table)
     report.line(_spent(summary, "the dearest device"))
     report.finish(_plain(summary))
+    if set(summary.endings) == {"refused"}:
+        raise OutputError(summary.reason)
     rows.check_given(summary)
 
 

@@ -139,10 +139,13 @@ def check(file_or_name: str, json_path: str | None) -> None:
     """Check TASK (a file, or a shipped name) and print its price."""
     from crowdml.protocol import check_budget
     from crowdml.protocols import check_for_devices, find, settled
+    from crowdml.server.sizes import check_sizes
 
     report = Report(json_path)
     found = settled(find_task(file_or_name))  # as it would be published: that is what its hash names
     price = check_budget(check_for_devices(found), found)
+    if not found.as_published and found.privacy.mechanism != "none":  # those run in the simulator alone
+        check_sizes(found, find(found))
     batch = find(found).batch(found)
     result = _priced(found, price, batch)
     report.heading(found.name, found.title)

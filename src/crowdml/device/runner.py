@@ -1058,7 +1058,15 @@ class Runner:
         if problem.status == 409 and isinstance(expected, int) and 1 <= expected <= LARGEST_INTEGER:
             self._count_refusal(problem)
             await self._renumber(message, expected)
-        elif problem.status in (400, 413, 422) or problem.slug in ("round-over", "round-refused"):
+        elif problem.status in (413, 422) and problem.slug != "stale":  # that one is of a server that was put back
+            self.counts.refused += 1
+            raise Refused(
+                "refused",
+                f"The server does not take what this device says: {problem} It would not take the next message "
+                "either, so nothing more is charged. This one is paid for: it waits in the outbox, and is sent first "
+                "when the device is started again. Ask whoever runs the study.",
+            )
+        elif problem.status in (400, 422) or problem.slug in ("round-over", "round-refused"):
             self.counts.refused += 1
             if problem.slug != "round-over":  # late: that is nobody's fault
                 self._count_refusal(problem)

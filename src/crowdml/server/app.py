@@ -33,24 +33,21 @@ from crowdml.server.hub import Hub
 from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
 from crowdml.server.portal.studies import Price, find_price
-from crowdml.server.rounds import largest_masked, largest_message
 from crowdml.server.runner import Offer, TaskRunner
+from crowdml.server.sizes import largest_check_in, largest_masked, largest_message
 from crowdml.storage.server import StoreError
 from crowdml.task import Task
-from crowdml.wire.envelopes import LARGEST_AROUND, open_signed
+from crowdml.wire.envelopes import open_signed
 from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import chain_start
 from crowdml.wire.requests import LARGEST_CHECK, LARGEST_ENROLMENT, open_code, open_enrolment, parse_authorization
-from crowdml.wire.validate import largest_body
 
 log = logging.getLogger("crowdml.server")
 
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
 TASKS, PUBLICATION, CHECK_IN, ROUND = "/v1/tasks/", "/publication", "/check-in", "/round"
 MAILBOX, PLACES = "/mailbox", "/places/"
-ADDRESS = 8
-"""Bytes of the longest place in an envelope's `to`."""
 NOTHING: Message = {"type": "http.response.body", "body": b""}
 UNUSUAL = frozenset((b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto"))
 """Headers with which a check-in or check-out goes through ASGI."""
@@ -181,7 +178,7 @@ class Front:
                     hash_ = _hash(text[len(TASKS) : -len(ending)])
                     runner = self.hub.runners.get(hash_)
                     if runner is not None:
-                        self._urls[url] = method, hash_, largest_check_in(runner, self.hub)
+                        self._urls[url] = method, hash_, most_bytes(runner, self.hub)
                         return self._urls[url]
         return None
 
@@ -309,7 +306,7 @@ class Front:
         hub = self.hub
         runner = hub.find(_hash(path[len(TASKS) : -len(CHECK_IN)]))  # 404
         hub.admit()  # 503, before the body is read
-        data = await read_body(scope, receive, largest_check_in(runner, hub))  # 413
+        data = await read_body(scope, receive, most_bytes(runner, hub))  # 413
         signed = open_signed(data)  # 400
         if signed.envelope.task != runner.task.hash:
             raise Problem("wrong-task", "The envelope names another task than the path.")  # 422
@@ -387,12 +384,12 @@ def _number(scope: Scope, name: str) -> int | None:
     return int(text)
 
 
-def largest_check_in(runner: TaskRunner, hub: Hub) -> int:
+def most_bytes(runner: TaskRunner, hub: Hub) -> int:
     """Bytes of the largest check-in that the task could take, or that the operator allows; masked vectors, all."""
     if runner.rounds is not None:
         return largest_masked(runner.rounds.terms)
-    more = 0 if runner.relay is None else ADDRESS * runner.relay.most_recipients
-    return min(hub.limits.body, LARGEST_AROUND + more + largest_body(runner.fold.expected))
+    recipients = 0 if runner.relay is None else runner.relay.most_recipients
+    return min(hub.limits.body, largest_check_in(runner.fold.expected, recipients))
 
 
 @lru_cache(maxsize=1024)

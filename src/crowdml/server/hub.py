@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from crowdml.errors import CrowdmlError, TaskError
 from crowdml.privacy.noise import Source, SystemSource
-from crowdml.protocols import check_for_devices
+from crowdml.protocols import check_for_devices, find
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
 from crowdml.server import points
@@ -29,7 +29,8 @@ from crowdml.server.codes import new_code
 from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
 from crowdml.server.relay import Relay
 from crowdml.server.rounds import RoundFigures, Rounds
-from crowdml.server.runner import Answer, Fold, Offer, TaskRunner, masked_terms
+from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
+from crowdml.server.sizes import LARGEST_CHECK_IN, check_sizes
 from crowdml.server.validation import evaluate, is_due, unpack_rows
 from crowdml.storage.server import EnrolmentRefused, Invitation, State, Store, StoreError
 from crowdml.storage.server.looks import Look, Validation, add_look, rows_of, validations
@@ -60,14 +61,13 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def check_hosted(task: Task) -> None:
-    """Refuse a task that no server may run, before anything is written."""
+def check_hosted(task: Task, most: int = LARGEST_CHECK_IN) -> None:
+    """Refuse a task that no server may run, before anything is written. `most`: bytes of a check-in that one takes."""
     check_for_devices(task)
-    fold = Fold(task)
     if task.as_published:
         raise TaskError(f"task {task.name!r} runs as published: that is for the simulator alone.")
-    if task.masking is not None:
-        masked_terms(task, fold.protocol)
+    check_sizes(task, find(task), most)  # before its arrays are made
+    Fold(task)
 
 
 def code_hash(code: str) -> bytes:
@@ -680,11 +680,14 @@ class Hub:
         return await self.write(work)
 
     async def add_task(self, task: Task, state: State = "running", *, closed: bool = False) -> bytes:
-        """Host a task; one whose bytes are here already stays as it is. A `closed` one is so from the first moment."""
+        """Host a task; one whose bytes are here already stays as it is. A `closed` one is so from the first moment.
+
+        One that no server may run is a TaskError.
+        """
 
         def work() -> bytes:
             if task.hash not in self.runners:
-                check_hosted(task)
+                check_hosted(task, self.limits.body)
             hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state, closed=closed)
             if hash_ not in self.runners:
                 if closed:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from itertools import accumulate
 
+from crowdml.server.sizes import LARGEST_CHECK_IN
 from crowdml.wire.problems import Problem
 
 
@@ -192,7 +193,7 @@ class Queue:
 class Limits:
     """What the operator may set; the defaults suit a small machine."""
 
-    body: int = 4 * 2**20
+    body: int = LARGEST_CHECK_IN
     """Bytes of a check-in at most; of a task that needs less, what it needs."""
     bodies: int = 64 * 2**20
     """Bytes of requests that are half sent, and of check-ins that wait: of each so many, and of one address half."""

@@ -23,12 +23,11 @@ from crowdml.secagg import server
 from crowdml.secagg.cohort import read_roster
 from crowdml.secagg.messages import Advert, Agreement, Masked, Reveal, Shares, encode, members, open_message
 from crowdml.secagg.refusals import Refused
-from crowdml.secagg.sealed import SEALED_SIZE
 from crowdml.secagg.server import ADVERTISE, MASK, PHASES, REVEAL, SHARE, SUMMED, ServerRound
 from crowdml.secagg.terms import Terms
 from crowdml.storage.server import JournalRow, OpenRound, Publication, RoundMessage, RoundRow, Store
 from crowdml.task import Masking
-from crowdml.wire.envelopes import LARGEST_AROUND, LARGEST_BODY, Signed, open_signed
+from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.problems import Problem
 from crowdml.wire.rounds import RoundView, publication_hash
 
@@ -527,23 +526,6 @@ class Rounds:
         return RoundFigures(
             row.number, row.phase, devices, shared, survived, row.cause, row.why, row.opened_at, seconds, row.version
         )  # fmt: skip
-
-
-def largest_message(terms: Terms) -> int:
-    """Bytes of the largest envelope of a round: shares for everybody else."""
-    return LARGEST_AROUND + min(LARGEST_BODY, 1024 + (terms.largest - 1) * SEALED_SIZE)
-
-
-def largest_masked(terms: Terms) -> int:
-    """Bytes of a masked check-in, whole."""
-    return LARGEST_AROUND + 128 + terms.size
-
-
-def check_size(terms: Terms) -> str | None:
-    """Why masked vectors of this size cannot be sent; None if they can."""
-    if terms.size + 128 <= LARGEST_BODY:
-        return None
-    return f"a masked vector of this task has {terms.size:,} bytes, and an envelope carries {LARGEST_BODY:,}"
 
 
 def _read(kind: str, data: bytes) -> Any:

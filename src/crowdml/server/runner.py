@@ -27,7 +27,8 @@ from crowdml.secagg.messages import Masked
 from crowdml.secagg.server import ServerRound
 from crowdml.secagg.terms import Terms, terms_of
 from crowdml.server.relay import relay_of
-from crowdml.server.rounds import Rounds, check_size
+from crowdml.server.rounds import Rounds
+from crowdml.server.sizes import check_masked
 from crowdml.storage.server import Entry, JournalRow, Publication, Refused, RoundMessage, RoundRow, Snapshot, Store
 from crowdml.task import Task, from_canonical
 from crowdml.wire.envelopes import Signed, open_signed, sign
@@ -406,9 +407,7 @@ NO_TOTALS = Statement((), 0, ())
 def masked_terms(task: Task, protocol: Protocol) -> Terms:
     """The terms of a masked task, if vectors of that size can be sent."""
     terms = terms_of(task, protocol.mechanisms(task))
-    flaw = check_size(terms)
-    if flaw is not None:
-        raise TaskError(f"task {task.name!r}: {flaw}. Mask fewer entries.")
+    check_masked(task, terms)
     return terms
 
 

@@ -14,7 +14,7 @@ import msgpack
 
 from crowdml.wire.problems import Problem
 
-__all__ = ["Reader", "pack"]
+__all__ = ["Reader", "binary_head", "pack"]
 
 LARGEST_INTEGER = 2**63 - 1
 """What every database and language has: signed 64 bits."""
@@ -27,6 +27,12 @@ POSITIVE = rb"[\x01-\x7f]|\xcc[\x80-\xff]|\xcd[\x01-\xff].|\xce(?!\x00\x00).{4}|
 def pack(value: Any) -> bytes:
     """msgpack, maps in sorted order of their keys, at every depth."""
     return bytes(msgpack.packb(value if type(value) in _SINGLE else _sorted(value)) or b"")
+
+
+def binary_head(size: int) -> bytes:
+    """What msgpack writes before so many bytes. It has no form for 4 GiB and more; such a length is cut to fit."""
+    width = 1 if size < 2**8 else 2 if size < 2**16 else 4
+    return bytes([0xC4 + width // 2]) + min(size, 2**32 - 1).to_bytes(width, "big")
 
 
 @lru_cache(maxsize=256)

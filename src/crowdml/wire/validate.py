@@ -19,7 +19,7 @@ from crowdml.messages import KINDS, received
 from crowdml.privacy.private import Release
 from crowdml.protocol import Field
 from crowdml.wire.envelopes import LARGEST_BODY
-from crowdml.wire.packing import Reader, pack
+from crowdml.wire.packing import Reader, binary_head, pack
 from crowdml.wire.problems import Problem
 
 __all__ = ["Expected", "Field", "decode_message", "decode_messages", "largest_body", "validate"]
@@ -148,8 +148,10 @@ def _layout(kind: str, fields: Mapping[str, Field]) -> tuple[tuple[str, ...], tu
         elif field.shape or released:
             dtype = _dtype(field.dtype)
             size = dtype.itemsize * math.prod(field.shape)
-            array = pack([dtype.str, field.shape, bytes(size)])
-            pieces.append(_Piece(fixed + array[: len(array) - size], size, name, dtype, tuple(field.shape)))
+            head = (
+                b"\x93" + pack(dtype.str) + pack(list(field.shape)) + binary_head(size)
+            )  # three, of which the last is long
+            pieces.append(_Piece(fixed + head, size, name, dtype, tuple(field.shape)))
             fixed = b""
         elif np.dtype(field.dtype).kind in "iu":
             pieces.append(_Piece(fixed, None, name))
