@@ -501,7 +501,7 @@ def test_no_secret_is_in_any_log(crowd: Crowd, caplog: pytest.LogCaptureFixture)
         log_in(crowd, password="wrong and secret words")
         desk.get("/operator/invitations/new")
         form = token_of(desk.page)
-        made = desk.post("/operator/invitations/new", number="2", uses="1", ends="1d", task="")
+        made = desk.post("/operator/invitations/new", number="2", uses="1", ends="1d", task="all", local="yes")
         codes = re.findall(r"Code<br><code>([^<]+)</code>", made.text)
         assert len(codes) == 2
         crowd.browser().get(f"/join/{codes[0]}")

@@ -44,6 +44,8 @@ from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.statements import Statement
 
+HERE = {"local": "yes"}
+"""An operator knows that nobody else reaches a server on loopback."""
 DIGITS = {**values_of(find_task("digits012")), "name": "my-digits"}
 
 
@@ -365,7 +367,7 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
     assert "The task is stopped" in desk.post(f"{path}/state", to="stop").text
     assert "Invite devices" not in desk.get(path).text
     desk.get("/operator/invitations/new")
-    form = {"number": "2", "uses": "1", "ends": "7d", "rate": "", "label": "", "task": crowd.task.hash.hex()}
+    form = {"number": "2", "uses": "1", "ends": "7d", "rate": "", "label": "", "task": crowd.task.hash.hex(), **HERE}
     assert "is stopped: nobody can join it" in desk.post("/operator/invitations/new", **form).text
     assert device.check_in(crowd.task).slug == "task-stopped"
     assert [kind for kind, detail in events(crowd) if detail == "by anna"] == ["stopped", "running", "paused"]
@@ -437,7 +439,7 @@ def test_invitations_are_shown_once_as_cards_and_as_csv_and_let_devices_in(crowd
     desk = set_up(crowd)
     desk.get(f"/operator/invitations/new?task={crowd.task.hash.hex()}")
     form = {"number": "8", "uses": "1", "ends": "7d", "rate": "50", "label": "Class 7b", "task": crowd.task.hash.hex()}
-    page = desk.post("/operator/invitations/new", **form)
+    page = desk.post("/operator/invitations/new", **form, **HERE)
     assert page.text.count('class="qr-card"') == 8
     assert page.headers["cache-control"] == "no-store"
     found = re.search(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', page.text)
@@ -471,7 +473,16 @@ def test_invitations_are_shown_once_as_cards_and_as_csv_and_let_devices_in(crowd
 def test_an_invitation_that_cannot_be_is_said_next_to_its_field(crowd: Crowd, change: dict[str, str], said: str):
     desk = set_up(crowd)
     desk.get("/operator/invitations/new")
-    form = {"number": "2", "uses": "1", "ends": "7d", "rate": "", "label": "kept <label>", "task": "", **change}
+    form = {
+        "number": "2",
+        "uses": "1",
+        "ends": "7d",
+        "rate": "",
+        "label": "kept <label>",
+        "task": "all",
+        **HERE,
+        **change,
+    }
     before = len(crowd.running.hub.store.invitations())
     page = desk.post("/operator/invitations/new", **form)
     assert page.status == 422
@@ -522,7 +533,10 @@ def test_settings_are_checked_kept_and_shown_to_participants(crowd: Crowd):
     assert "Saved." in desk.post("/operator/settings", **form).text
     assert "City of Example" in crowd.browser().get(crowd.path).text
     desk.get("/operator/invitations/new")
-    assert "https://study.example/join/" in desk.post("/operator/invitations/new", number="1", uses="1", ends="1d").text
+    assert (
+        "https://study.example/join/"
+        in desk.post("/operator/invitations/new", number="1", uses="1", ends="1d", task="all").text
+    )
     desk.get("/operator/settings")
     desk.post("/operator/settings", institution="", contact="", address="")
     assert crowd.running.hub.store.setting("contact") is None

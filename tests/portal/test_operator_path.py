@@ -144,6 +144,7 @@ def test_an_operator_sets_up_writes_a_task_invites_watches_revokes_and_takes_the
         page.get_by_role("link", name="Invite devices").click()
         look_around(at, "invite")
         fill(page, label="Class 7b", number="3", uses=str(DEVICES), ends="7d", rate="1000")
+        page.get_by_label("I know; only this machine").check()
         page.get_by_role("button", name="Make the codes").click()
         page.get_by_role("button", name="Print the cards").wait_for()
         assert page.locator(".qr-card svg").count() == 3

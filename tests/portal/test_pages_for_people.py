@@ -14,6 +14,7 @@ from crowd import Crowd, make_study, open_crowd
 from desk import PASSWORD, log_in, set_up
 from screens import DESKTOP, chromium, window
 from test_portal_figures import moments
+from test_public import words_of
 
 from crowdml.cli.ledger import LINK_LASTS
 from crowdml.server.portal.health import steps
@@ -151,6 +152,49 @@ def test_an_operator_sees_the_plots_that_participants_see_and_the_ends_of_the_cu
         assert desk.get(f"{page}/{name}.svg").headers["content-type"] == "image/svg+xml"
     assert "<span>now</span>" in text
     assert re.search(r'id="model" data-refresh', text), "its version follows"
+
+
+def test_cards_that_only_this_machine_can_follow_are_made_only_after_a_warning(crowd: Crowd):
+    """Review 2, operator finding 11: "The cards lead to http://127.0.0.1:18280" was grey small print."""
+    desk, form = set_up(crowd), {"number": "1", "uses": "1", "ends": "1d", "task": "all", "label": "Class 7b"}
+    text = desk.get("/operator/invitations/new").text
+    assert re.search(r"The cards would lead to <strong>http://127[^<]*</strong>, which only this machine reaches", text)
+    before = len(crowd.running.hub.store.invitations())
+    refused = desk.post("/operator/invitations/new", **form)
+    assert refused.status == 422
+    assert 'id="flaw-local"' in refused.text
+    assert len(crowd.running.hub.store.invitations()) == before
+    made = desk.post("/operator/invitations/new", **form, local="yes")
+    assert made.status == 200
+    assert "which only this machine reaches" in made.text
+    crowd.running.hub.store.set_setting("public-address", b"https://study.example")
+    assert 'name="local"' not in desk.get("/operator/invitations/new").text
+    assert "only this machine" not in desk.post("/operator/invitations/new", **form).text
+
+
+def test_an_invitation_is_for_the_task_that_one_came_from_and_for_all_only_where_that_is_chosen(tmp_path: Path):
+    """Review 2, operator finding 11: the default was all tasks, also later ones."""
+    other = make_study("other", "Another one")
+
+    def chosen(text: str) -> list[str]:
+        return re.findall(r'<option value="([^"]*)" selected', text)
+
+    with open_crowd(tmp_path / "data", other) as crowd:
+        desk = set_up(crowd)
+        assert chosen(desk.get(f"/operator/invitations/new?task={other.hash.hex()}").text) == [other.hash.hex()]
+        assert chosen(desk.get("/operator/invitations/new").text) == []
+        page = desk.post("/operator/invitations/new", number="1", uses="1", ends="1d", task="", local="yes")
+        assert "Choose one of the tasks, or all of them." in page.text
+        crowd.running.run(crowd.running.hub.set_state(other.hash, "paused", "by a test"))
+        assert chosen(desk.get("/operator/invitations/new").text) == [crowd.task.hash.hex()]
+
+
+def test_a_command_for_the_servers_own_machine_names_its_folder(crowd: Crowd):
+    """Review 2, operator finding 8: as printed it failed, "there is no server in crowdml-server"."""
+    text = words_of(set_up(crowd).get(f"/operator/tasks/{crowd.task.hash.hex()[:12]}").text)
+    store = crowd.running.hub.store
+    where = f"--database {store.name}" if store.path is None else f"--folder {store.path.resolve().parent}"
+    assert f"crowdml task validate {crowd.task.name} FILE.csv --public {where} " in text
 
 
 @pytest.mark.browser

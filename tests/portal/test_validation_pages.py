@@ -58,7 +58,7 @@ def test_a_study_shows_accuracy_on_public_rows_and_says_whose_they_are(tmp_path:
 def test_private_rows_have_their_price_on_both_pages_and_the_operator_sees_how_it_stands(tmp_path: Path):
     with open_crowd(tmp_path) as crowd:
         desk, page = set_up(crowd), f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
-        assert f"crowdml task validate {crowd.task.name} FILE.csv --public" in desk.get(page).text
+        assert f"crowdml task validate {crowd.task.name} FILE.csv" in desk.get(page).text
         look(crowd, CHARGED, 2)
         text = crowd.browser().get(crowd.path).text.replace("\u00a0", " ")
         assert "at ε = 0.5 for whoever a row is about, 0.5 of at most 1 so far" in text

@@ -16,6 +16,7 @@ from crowdml.server.invitations import (
     check_address,
     csv_text,
     make_batch,
+    only_here,
     parse_end,
     public_address,
     qr_svg,
@@ -27,7 +28,7 @@ from crowdml.server.invitations import (
 from crowdml.server.operators import BadOperator
 from crowdml.server.portal.health import said
 from crowdml.server.portal.public import CONTACT
-from crowdml.server.portal.visits import Visit, visited
+from crowdml.server.portal.visits import Visit, store_words, visited
 from crowdml.storage.server import StoreError
 from crowdml.storage.server.operating import end_sheet, find_devices, remove_setting
 from crowdml.storage.server.operating import remove_operator as remove_from_store
@@ -49,6 +50,8 @@ __all__ = [
 ]
 
 PAGE = 50
+ALL = "all"
+"""Stands in the form for every task, also those to come."""
 MOST_AT_ONCE = 500
 """Invitations of one form; the command line makes more."""
 
@@ -69,8 +72,9 @@ async def invitations(visit: Visit) -> Response:
 @visited
 async def invite(visit: Visit) -> Response:
     """GET, POST /operator/invitations/new: codes, which this one answer shows and nobody keeps."""
-    wanted = visit.request.query_params.get("task", "")
     if visit.request.method != "POST":
+        running = [each.task.hash.hex() for each in visit.hub.hosted() if each.state == "running"]
+        wanted = visit.request.query_params.get("task", running[0] if len(running) == 1 else "")
         form = {"number": "20", "uses": "1", "ends": "30d", "rate": "", "label": "", "task": wanted}
         return await _invite_page(visit, form, {})
     form = dict(visit.form)
@@ -84,6 +88,7 @@ async def invite(visit: Visit) -> Response:
         "sheet.html",
         batch=batch,
         cards=cards,
+        only_here=only_here(batch.address),
         csv=f"data:text/csv;charset=utf-8;base64,{data}",
         terms=terms(batch.uses, batch.rate, batch.ends_at),
     )
@@ -91,8 +96,14 @@ async def invite(visit: Visit) -> Response:
 
 async def _invite_page(visit: Visit, form: dict[str, str], flaws: dict[str, str], status: int = 200) -> Response:
     tasks = [each for each in visit.hub.hosted() if each.state != "stopped"]
-    address = await visit.read(public_address, visit.store)
-    return visit.page("invite.html", status, form=form, flaws=flaws, tasks=tasks, address=address)
+    address = await _address(visit)
+    here = only_here(address)
+    return visit.page("invite.html", status, form=form, flaws=flaws, tasks=tasks, address=address, only_here=here)
+
+
+async def _address(visit: Visit) -> str:
+    """Where the cards lead to."""
+    return await visit.read(public_address, visit.store) or str(visit.request.base_url).rstrip("/")
 
 
 async def _make(visit: Visit, form: dict[str, str]) -> Any:
@@ -100,12 +111,19 @@ async def _make(visit: Visit, form: dict[str, str]) -> Any:
     number, uses = _count(form, "number", 1), _count(form, "uses", 1)
     rate = _count(form, "rate", 1) if form.get("rate", "").strip() else None
     if number > MOST_AT_ONCE:
-        raise BadInvitation(f"At most {MOST_AT_ONCE} at once here; `crowdml invite` makes more.", "number")
+        raise BadInvitation(
+            f"At most {MOST_AT_ONCE} at once here; `crowdml invite {store_words(visit.store)}` makes more.", "number"
+        )
     tasks = [each.task.hash for each in visit.hub.hosted() if each.task.hash.hex() == form.get("task")]
-    if form.get("task") and not tasks:
-        raise BadInvitation("Choose one of the tasks.", "task")
+    if form.get("task") != ALL and not tasks:
+        raise BadInvitation("Choose one of the tasks, or all of them.", "task")
+    address = await _address(visit)
+    if only_here(address) and form.get("local") != "yes":
+        raise BadInvitation(
+            f"No other device reaches {address}. Say in the settings where people reach this server, or tick the box.",
+            "local",
+        )
     ends_at, label = parse_end(form.get("ends", ""), now), form.get("label", "")
-    address = await visit.read(public_address, store) or str(visit.request.base_url).rstrip("/")
     title = await visit.read(title_of, store, tasks)
     trust = await visit.read(trust_words, store)
     return await visit.hub.write(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.parser import BytesParser
@@ -28,7 +29,7 @@ from crowdml.storage.server import Session, Store, StoreError
 from crowdml.texts import number_text
 from crowdml.wire.problems import Problem
 
-__all__ = ["HEADERS", "Visit", "moment", "render", "visited"]
+__all__ = ["HEADERS", "Visit", "moment", "render", "store_words", "visited"]
 
 log = logging.getLogger("crowdml.server")
 
@@ -110,6 +111,13 @@ def size(count: float | None) -> str:
     return ""
 
 
+def store_words(store: Store) -> str:
+    """What a command on the server's own machine needs to find this server's data."""
+    if store.path is not None:
+        return f"--folder {shlex.quote(str(store.path.resolve().parent))}"
+    return f"--database {shlex.quote(store.name)}"
+
+
 @dataclass
 class Visit:
     """A request of an operator who is logged in."""
@@ -135,7 +143,7 @@ class Visit:
         return self.session.operator
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
-        return render(self.request, template, self.session, status, **values)
+        return render(self.request, template, self.session, status, store_words=store_words(self.store), **values)
 
     def go(self, to: str, done: str = "") -> Response:
         """See other, after a form."""
