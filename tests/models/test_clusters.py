@@ -23,6 +23,7 @@ from crowdml.models.clusters import (
     label_clusters,
     members,
     predict,
+    trust,
     verdicts,
 )
 
@@ -207,6 +208,35 @@ def test_the_vote_is_that_of_most_models_then_the_own_then_the_smallest_label():
     tied = np.array([[0], [3], [3], [1], [1]], np.int32)
     assert verdicts(Voters(np.zeros((1, 1)), tied)).tolist() == [1]
     assert verdicts(Voters(np.zeros((5, 1)), labels[:1])).tolist() == labels[0].tolist()
+
+
+def test_a_weighted_vote_follows_the_models_that_fit_the_devices_own_labels():
+    """Three peers agree, and are wrong here: in cluster 0 the device's labels say so; in cluster 1 it has none."""
+    labels = np.array([[0, 0], [1, 1], [1, 1], [1, 1]], np.int32)
+    own = np.array([[40, 3], [0, 0]])
+    weights = trust(labels, own)
+    assert verdicts(Voters(np.zeros((2, 1)), labels)).tolist() == [1, 1]
+    assert verdicts(Voters(np.zeros((2, 1)), labels, weights)).tolist() == [0, 1]
+    rate = np.sqrt(8 * np.log(4) / 43)
+    np.testing.assert_allclose(weights[:, 0], [1] + [np.exp(-37 * rate)] * 3)
+    np.testing.assert_allclose(weights[:, 1], 1)
+
+
+def test_a_peer_that_was_not_heard_has_no_weight_whatever_the_own_labels_are():
+    labels = np.array([[1, 1], [-1, -1]], np.int32)
+    assert trust(labels, np.array([[0, 9], [9, 0]])).tolist() == [[1, 1], [0, 0]]
+
+
+def test_own_labels_that_are_unknown_weigh_nothing():
+    x, y, counts = city(8, 32)
+    there, unknown = np.ones((3, len(counts[0])), bool), np.full(len(x), -1)
+    known = {"k": 16, "restarts": 5, "seed": 1, "variance": 0.0}
+    plain = fit(x, counts[0], counts[1:], there, **known)
+    blind = fit(x, counts[0], counts[1:], there, y=unknown, **known)
+    weighed = fit(x, counts[0], counts[1:], there, y=y[: len(x)], **known)
+    assert (blind.weights == 1).all()
+    assert (predict(blind, x) == predict(plain, x)).all()
+    assert (predict(weighed, x) == y[: len(x)]).mean() > (predict(plain, x) == y[: len(x)]).mean()
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -99,3 +99,18 @@ def test_a_task_says_how_clusters_get_labels():
     assert any((one.labels != two.labels).any() for one, two in zip(voters, CITY.voters, strict=True))
     with pytest.raises(TaskError, match="shares, search"):
         peers.exchange(TASK.with_(model={**TASK.model, "solver": "guess"}), readings(5), seed=1)
+
+
+def test_weighing_votes_by_own_labels_changes_nothing_that_a_device_says():
+    """P6: own labels and the weights that come of them stay where they are."""
+    weighted = TASK.with_(protocol={**TASK.protocol, "vote": "weighted"})
+    city = peers.simulate(weighted, readings(5), seed=3)
+    assert (city.server.counts == CITY.server.counts).all()
+    assert city.said.tolist() == CITY.said.tolist()
+    for one, other in zip(city.voters, CITY.voters, strict=True):
+        assert (one.labels == other.labels).all()
+        assert other.weights is None
+        assert one.weights is not None
+        assert one.weights.shape == one.labels.shape
+    with pytest.raises(TaskError, match=r"protocol\.vote = 'loudest'"):
+        proportions.plan(TASK.with_(protocol={**TASK.protocol, "vote": "loudest"}))

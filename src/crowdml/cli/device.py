@@ -294,7 +294,8 @@ def predict(folder: Path, wanted: str | None, json_path: str | None) -> None:
     report.print(SHOWN_TO_OTHERS)
     report.finish(
         {"next": task.labels.classes[forecast.label], "votes": forecast.votes, "models": forecast.models,
-         "right": learner.score.right, "guessed": learner.score.guessed, "heard": post.heard, "bytes": post.size,
+         "weight": forecast.weight, "right": learner.score.right, "guessed": learner.score.guessed,
+         "heard": post.heard, "bytes": post.size,
          "refused": dict(post.refused)}
     )  # fmt: skip
 

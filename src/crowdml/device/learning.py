@@ -45,11 +45,15 @@ class Score:
 
 @record
 class Forecast:
-    """What the votes say comes next: the class, how many of this device's models say so, and how many there are."""
+    """What the votes say comes next: the class, how many of this device's models say so, and how many there are.
+
+    `weight` is the part of all votes that is for it, from 0 to 1, where the device's own labels weigh them; else None.
+    """
 
     label: int
     votes: int
     models: int
+    weight: float | None = None
 
 
 @record
@@ -144,8 +148,11 @@ class Learner:
             window = newest.x[-1] if newest.latest is None else newest.latest
         (cluster,) = assign(self._voters.centres, self._finite(np.asarray(window)[None])).tolist()
         label = int(verdicts(self._voters)[cluster])
-        votes = self._voters.labels[:, cluster]
-        return Forecast(label, int((votes == label).sum()), int((votes >= 0).sum()))
+        votes, weights = self._voters.labels[:, cluster], self._voters.weights
+        weight = None
+        if weights is not None:
+            weight = float(weights[votes == label, cluster].sum() / weights[:, cluster].sum())
+        return Forecast(label, int((votes == label).sum()), int((votes >= 0).sum()), weight)
 
 
 def recall(ledger: Ledger, task: Task, protocol: Protocol) -> tuple[Learner, Post, Any]:
@@ -167,7 +174,8 @@ def outlook(task: Task, forecast: Forecast | None, score: Score, post: Post | No
     parts: list[str] = []
     if forecast is not None:
         name = one_line(task.labels.classes[forecast.label])
-        parts.append(f"next: {name} ({forecast.votes} of {count_text(forecast.models, 'vote')})")
+        weight = "" if forecast.weight is None else f", {100 * forecast.weight:.0f}% by weight"
+        parts.append(f"next: {name} ({forecast.votes} of {count_text(forecast.models, 'vote')}{weight})")
     if score.share is not None:
         parts.append(f"right {100 * score.share:.0f}% of {score.guessed:,} so far")
     if post is not None:

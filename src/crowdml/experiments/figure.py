@@ -101,7 +101,7 @@ class Series:
     line: bool = True
     """Draw the line: not for measurements that lie on a law's."""
     ink: int | None = None
-    """Which colour and mark, by number, where a method is to look alike in all panels; else by its place in one."""
+    """Which colour and mark, by number, for series of different names that show one method; else one for each name."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}

@@ -43,8 +43,9 @@ def draw(figure: Figure, path: Path) -> Path:
         rows = -(-count // columns)
         height = 5.4 * rows + 0.7 + 0.2 * max(_entries(figure, panel) for panel in figure.panels)
         sheet, axes = plt.subplots(rows, columns, figsize=(6.6 * columns, height), squeeze=False)
+        inks = inks_of(figure)
         for axis, panel in zip(axes.ravel(), figure.panels, strict=False):
-            _draw_panel(axis, panel, [series for series in figure.series if panel.key in series.panel.split()])
+            _draw_panel(axis, panel, [series for series in figure.series if panel.key in series.panel.split()], inks)
         for spare in axes.ravel()[count:]:
             spare.set_visible(False)
         wide = 62 * columns  # characters of a heading
@@ -75,9 +76,34 @@ def _on_law(series: Series) -> bool:
     return not series.low and len(series.x) < 10
 
 
-def _draw_panel(axis: Any, panel: Panel, curves: list[Series]) -> None:
-    for place, series in enumerate(curves):
-        index = place if series.ink is None else series.ink
+def inks_of(figure: Figure) -> dict[str, int]:
+    """The colour of each series by its key: what has one name has one colour in all panels of a figure.
+
+    Where a panel has several series of one name, the first of them agree, the second ones, and so on. A number that a
+    series asks for (`ink`) is kept. No two series of a panel share a colour before all are taken.
+    """
+    inks = {series.key: series.ink for series in figure.series if series.ink is not None}
+    known: dict[tuple[str, int], int] = {}
+    for panel in figure.panels:
+        shown = [series for series in figure.series if panel.key in series.panel.split()]
+        used = {inks[series.key] for series in shown if series.key in inks}
+        names = [series.name for series in shown]
+        for place, series in enumerate(shown):
+            method = series.name, names[:place].count(series.name)
+            if series.key not in inks:
+                wanted = known.get(method)
+                numbers = range(len(COLOURS))
+                free = [number for number in numbers if number not in used]
+                fresh = [number for number in free if number not in known.values()]
+                inks[series.key] = wanted if wanted in free else (fresh or free or [place])[0]
+            used.add(inks[series.key])
+            known.setdefault(method, inks[series.key])
+    return inks
+
+
+def _draw_panel(axis: Any, panel: Panel, curves: list[Series], inks: dict[str, int]) -> None:
+    for series in curves:
+        index = inks[series.key]
         colour = COLOURS[index % len(COLOURS)]
         dashed = series.privacy.as_published
         name = f"{series.name}{', as published' if dashed else ''}"

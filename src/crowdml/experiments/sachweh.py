@@ -24,7 +24,7 @@ from crowdml.experiments.figure import Claim, Figure, Panel, PrivacyLabel, Secon
 from crowdml.experiments.registry import Progress
 from crowdml.features.series import label, look_ahead
 from crowdml.messages import Envelope
-from crowdml.models.clusters import Voters, assign, fit, verdicts
+from crowdml.models.clusters import Voters, assign, fit, trust, verdicts
 from crowdml.models.proportions import Rule
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocol import quote
@@ -65,6 +65,7 @@ INK = {
     "in-loop": 5,
     "handlers": 6,
     "majority": 8,
+    "weighted": 9,
     "more": 10,
 }
 """Which colour each method has, in every panel."""
@@ -204,12 +205,17 @@ class Learned:
     labels: Integers
     """[trials, 1 + c, k]: its own first, then the nearest, nearest first."""
     hits: Integers
+    own: Integers
+    """[k, classes]: how the rows that it learned from fall."""
 
-    def accuracy(self, many: int) -> Array:
-        """[trials]: of the vote of its own model and of its `many` nearest."""
+    def accuracy(self, many: int, *, weighted: bool = False) -> Array:
+        """[trials]: of the vote of its own model and of its `many` nearest, all alike or weighed by its own labels."""
         total = max(1, int(self.hits.sum()))
         cells = np.arange(len(self.hits))
-        voted = [verdicts(Voters(np.zeros((0, 0)), each[: 1 + many])) for each in self.labels]
+        models = [each[: 1 + many] for each in self.labels]
+        voted = [
+            verdicts(Voters(np.zeros((0, 0)), each, trust(each, self.own) if weighted else None)) for each in models
+        ]
         return np.array([self.hits[cells, each].sum() / total for each in voted])
 
 
@@ -231,7 +237,12 @@ def learn(city: City, place: int, own: Integers, said: Said, *, batch: int, k: i
     )
     others = voters.labels[1:].reshape(trials, many, k)
     labels = np.concatenate([np.broadcast_to(voters.labels[:1], (trials, 1, k)), others], axis=1)
-    return Learned(labels, _hits(voters.centres, city.x_test[place], city.y_test[place], city.classes))
+    rows = slice(batches * batch)
+    return Learned(
+        labels,
+        _hits(voters.centres, city.x_test[place], city.y_test[place], city.classes),
+        _hits(voters.centres, city.x[place, rows], city.y[place, rows], city.classes),
+    )
 
 
 def _hits(centres: Array, x: Array, y: Integers, classes: int) -> Integers:
@@ -735,12 +746,14 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
         ]
         ends[panel] = np.array([float(without.mean()), float(squares.mean()), known.alone, *np.mean(private, axis=1)])
     city = case.city(traffic.EDGES)
-    series_ += _by_peers(case, city, batch, k, tell)
+    by_peers, below = _by_peers(case, city, batch, k, tell)
+    series_ += by_peers
     series_ += _again(series_, "alone", "peers", range(case.most_peers + 1))
     series_ += _by_rule(case, city, batch, k, epsilons, rules, tell)
     grid, exactly = _by_batch(case, city, k, epsilons, sizes, tell)
     series_ += grid
     claims = [*_fig3_claims(case, epsilons, folded, ends, grid, exactly, batch, {each.key: each for each in series_})]
+    claims += _weighted_claims(city, {each.key: each for each in series_}["weighted"], below)
     if not quick:
         tell("the protocol's own handlers")
         series_ += _by_handlers(case, batch, k, claims, {each.key: each for each in series_})
@@ -791,14 +804,18 @@ def _again(made: Sequence[Series], key: str, panel: str, x: Sequence[float]) -> 
     return [replace(level(one, x), key=f"{key}-{panel}", panel=panel)]
 
 
-def _by_peers(case: Case, city: City, batch: int, k: int, tell: Any) -> list[Series]:
-    """c from 0 to 10: without noise, at 0.1 and at 1."""
+def _by_peers(case: Case, city: City, batch: int, k: int, tell: Any) -> tuple[list[Series], float]:
+    """c from 0 to 10: without noise, at 0.1 and at 1; at 0.1 also with votes that own labels weigh.
+
+    And of how many places the weighted vote with `PEERS` is worse than hearing nobody: the mean over trials.
+    """
     most = case.most_peers
     own = count(city.y, batch, city.classes)
     made: list[Series] = []
+    below = 0.0
     for key, name, epsilon, ink in (
         ("peers-llp", "LLP, no noise", None, "llp"),
-        ("peers-e0.1", "p-LLP, ours", 0.1, "p-llp"),
+        ("peers-e0.1", "p-LLP, ours", EPSILON, "p-llp"),
         ("peers-e1", "p-LLP, ours", 1.0, "more"),
     ):
         tell(f"peers: {key}")
@@ -806,7 +823,12 @@ def _by_peers(case: Case, city: City, batch: int, k: int, tell: Any) -> list[Ser
         learned = [learn(city, place, own, said, batch=batch, k=k, many=most, seed=case.seed) for place in city.places]
         told = [np.mean([each.accuracy(many) for each in learned], axis=0) for many in range(most + 1)]
         made.append(curve(key, name, tuple(range(most + 1)), told, "peers", epsilon, ink))
-    return made
+        if epsilon == EPSILON:
+            each_place = [np.stack([one.accuracy(many, weighted=True) for one in learned]) for many in range(most + 1)]
+            told, weighed = [places.mean(axis=0) for places in each_place], f"{name}, votes weighed by own labels"
+            made.append(curve("weighted", weighed, tuple(range(most + 1)), told, "peers", epsilon, "weighted"))
+            below = float((each_place[min(PEERS, most)] < each_place[0]).sum(axis=0).mean())
+    return made, below
 
 
 def _by_rule(
@@ -895,6 +917,27 @@ def _by_handlers(case: Case, batch: int, k: int, claims: list[Claim], made: Mapp
         ink=INK["handlers"],
     )
     return [point]
+
+
+def _weighted_claims(city: City, line: Series, below: float) -> tuple[Claim, ...]:
+    at = min(PEERS, len(line.y) - 1)
+    gain = line.y[at] - line.y[0]
+    return (
+        Claim(
+            "weighted",
+            f"Votes weighed by a device's own labels: c = {at} less c = 0, which hears nobody, at ε = {EPSILON:g}",
+            None,
+            gain,
+            gain >= 0,
+        ),
+        Claim(
+            "weighted-below",
+            f"Of {len(city.places)} places, those that such a vote with c = {at} leaves below c = 0",
+            None,
+            below,
+            below < len(city.places) / 2,
+        ),
+    )
 
 
 def _fig3_claims(

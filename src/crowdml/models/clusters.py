@@ -34,6 +34,7 @@ __all__ = [
     "label_clusters",
     "members",
     "predict",
+    "trust",
     "verdicts",
 ]
 
@@ -264,20 +265,36 @@ def _shares(gram: Array, cross: Array, heard: Array, noise: Array, batch: int, l
 class Voters:
     """One device's models: all have its clusters, and each labels them by the proportions of one device.
 
-    centres [k, w]; labels [models, k] int32, its own model first; a row of -1 stands for a peer that was not heard.
+    centres [k, w]; labels [models, k] int32, its own model first; a row of -1 stands for a peer that was not heard;
+    weights [models, k] of their votes on each cluster, or None where every vote counts the same.
     """
 
     centres: Array
     labels: Integers
+    weights: Array | None = None
 
 
 def verdicts(voters: Voters) -> Integers:
-    """The label that most models give each cluster, [k] int32. Of equals the device's own, or else the smallest."""
-    votes = (voters.labels[:, :, None] == np.arange(voters.labels.max() + 1)).sum(axis=0)
+    """The label with most votes for each cluster, [k] int32. Of equals the device's own, or else the smallest."""
+    cast = voters.labels[:, :, None] == np.arange(voters.labels.max() + 1)
+    votes = (cast if voters.weights is None else cast * voters.weights[:, :, None]).sum(axis=0)
     ahead = votes == votes.max(axis=1, keepdims=True)
     own = voters.labels[0]
     kept = np.take_along_axis(ahead, own[:, None], axis=1)[:, 0]
     return np.where(kept, own, ahead.argmax(axis=1)).astype(np.int32)
+
+
+def trust(labels: Integers, own: Integers) -> Array:
+    """Weights [models, k] of votes by the device's own labels: own [k, classes] counts them in each cluster.
+
+    labels [models, k], -1 for a peer that was not heard, which gets no weight. In a cluster with n own labels a model
+    that names r of them weighs e^(eta (r - best)), eta = sqrt(8 log(models) / n): the weights of Hedge (Freund and
+    Schapire 1997), with which the vote follows whichever model fits this device best, cluster by cluster, and a model
+    that fits as well keeps its say. Where a device has no labels, all weigh the same.
+    """
+    right = np.where(labels < 0, 0, np.take_along_axis(own, np.maximum(labels, 0).T, axis=1).T)
+    rate = np.sqrt(8 * np.log(max(2, len(labels))) / np.maximum(own.sum(axis=1), 1))
+    return np.where(labels < 0, 0.0, np.exp(rate * (right - right.max(axis=0))))
 
 
 def predict(voters: Voters, x: Array) -> Integers:
@@ -307,12 +324,14 @@ def fit(
     variance: float,
     solver: Solver = "shares",
     rule: Rule = "raw",
+    y: Integers | None = None,
 ) -> Voters:
     """c + 1 models of one device from its own windows, its own counts, and what it heard of its c peers.
 
     x [h b, w], batch after batch, h at least 1; counts [h, classes] of its own labels, exact; heard [c, h, classes]
     noisy counts in the same batches; there [c, h] where they came. A peer with no batch has no model. `variance` is
-    that of the noise on one heard count. `rule` treats what was heard, before a search.
+    that of the noise on one heard count. `rule` treats what was heard, before a search. y [h b], the device's own
+    labels (-1: unknown), weigh the votes; without them every vote counts the same.
     """
     counts, heard, there = np.asarray(counts), np.asarray(heard), np.asarray(there, dtype=bool)
     if not len(counts):
@@ -320,7 +339,8 @@ def fit(
     batches, batch = len(counts), len(x) // len(counts)
     x = _finite(x)
     centres = k_means(x, k, seed=seed, starts=STARTS)
-    inside = members(assign(centres, x), batches, k)
+    cells = assign(centres, x)
+    inside = members(cells, batches, k)
     given = np.zeros((1 + len(heard), *counts.shape))
     given[0] = counts / batch
     for peer, those in enumerate(there):
@@ -336,4 +356,11 @@ def fit(
         labels = _shares(gram, cross, came, noise, batch, _likeness(centres, inside)).argmax(axis=2)
     else:
         raise UnknownName(f"no way to label clusters is called {solver!r}; there are {', '.join(SOLVERS)}.")
-    return Voters(centres, np.where(came[:, None] > 0, labels, -1).astype(np.int32))
+    labels = np.where(came[:, None] > 0, labels, -1).astype(np.int32)
+    return Voters(centres, labels, None if y is None else trust(labels, _own(cells, y, k, counts.shape[1])))
+
+
+def _own(cells: Integers, y: Integers, k: int, classes: int) -> Integers:
+    """How often a device's windows in each cluster have each of its own labels: [k, classes]."""
+    known = (np.asarray(y) >= 0) & (np.asarray(y) < classes)
+    return np.bincount(cells[known] * classes + np.asarray(y)[known], minlength=k * classes).reshape(k, classes)

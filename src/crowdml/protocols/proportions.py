@@ -16,6 +16,8 @@ Where we differ (privacy review, section 3):
 - Clusters are labelled by least squares with the known variance of the noise (`models/clusters.py`), not by a search:
   it is better at every epsilon that we measured (`model.solver`). It takes counts as they came: rows that were clipped
   or projected are biased.
+- Votes may be weighed by a device's own labels (`protocol.vote`): a peer's proportions say what happened there, and
+  where that is not what happens here, every vote counting the same costs more than the peers bring.
 - A device's own labelling uses its own proportions without noise. It never leaves, and nor do predictions: to publish
   either would be a release that nobody charged (P6).
 - A device writes to its c nearest, and also to who has it among the c nearest: "near" is not mutual, and c + 1 models
@@ -83,9 +85,12 @@ class Settings:
     """Batches of which a device keeps its own windows and what its peers said, newest first."""
     person: int = 1
     """K: in how many measurements one person may be. It changes no noise: it is what `task check` says of a person."""
+    vote: str = "majority"
+    """How a device's models vote: each the same, or `weighted` by the device's own labels, which never leave."""
     kind: str = "proportions"
 
     def __post_init__(self) -> None:
+        choose("protocol.vote", self.vote, ("majority", "weighted"))
         between("protocol.batch", self.batch, 1, 100_000)
         between("protocol.peers", self.peers, 0, 64)
         between("protocol.memory", self.memory, 1, 10_000)
@@ -355,7 +360,8 @@ def learn(task: Task, state: Listening, kept: Kept, seed: int) -> Voters:
     """c + 1 labellings of this device's clusters, whose votes `models.clusters.predict` counts. They never leave.
 
     The first labelling is from the device's own labels, counted without noise; each other one from what a peer said of
-    the same batches. A peer that is late, silent or gone has no vote.
+    the same batches. A peer that is late, silent or gone has no vote. With `protocol.vote = "weighted"` the device's
+    own labels weigh the votes: they stay where they are, and so do the weights.
     """
     from crowdml.models.clusters import fit  # devices that only count do without it
 
@@ -377,6 +383,7 @@ def learn(task: Task, state: Listening, kept: Kept, seed: int) -> Voters:
         seed=seed,
         variance=variance(fixed.counts),
         solver=model.solver,  # pyright: ignore[reportArgumentType]  one of two, as checked
+        y=np.asarray(kept.y).ravel() if fixed.settings.vote == "weighted" else None,
     )
 
 
