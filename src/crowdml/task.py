@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from fractions import Fraction
@@ -17,13 +18,20 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from crowdml.errors import TaskError
+from crowdml.exact import LARGEST, read_exact
 from crowdml.records import record
 from crowdml.texts import did_you_mean, hidden_control
 
 C = TypeVar("C")
 
-LARGEST = 1e30
-"""Numbers of a task lie between 1 / LARGEST and LARGEST in size, or are zero: a float32 holds them all."""
+LONGEST_FILE = 2**20
+"""Bytes of a task file, which names at most `MOST_PLACES` places."""
+DEEPEST = 16
+"""Tables within tables and lists within lists; tasks have three."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_PART = r"""(?:a|(?<!\\)"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{2 * DEEPEST}}}")
+"""A dotted key of more parts than any task has, once each bare part is written as `a`."""
 SPECTRUM = 64
 """Numbers in an `accelerometer-spectrum`: `crowdml.features.spectrum.BINS`, which needs NumPy; a test compares them."""
 
@@ -324,46 +332,51 @@ def parse(text: str, where: str = "the task") -> Task:
     """A task from TOML. `where` names the file in errors."""
     import tomllib  # a device reads canonical JSON
 
+    if len(text) > LONGEST_FILE:
+        raise TaskError(
+            f"{where} is no task file: it has {len(text):,} characters, and one has at most {LONGEST_FILE:,}."
+        )
+    if _LONG_KEY.search(_BARE.sub("a", text)):  # the parser's time and memory grow with the square of the parts
+        raise TaskError(
+            f"{where} is no task file: a key in it has more than {2 * DEEPEST} parts with dots between them."
+        )
     try:
-        values = tomllib.loads(text, parse_float=_number)
+        values = tomllib.loads(text, parse_float=read_exact)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise TaskError(f"{where} is not a task file: {error}. See docs/task.md for one that works.") from error
     try:
-        _check_values(values, "")
+        _check_values(values)
         return read_section(Task, values, "")
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
 
 
-def _number(text: str) -> Fraction:
-    """A number of a task file, exact. Its size is looked at first: to write 1e999999999 out would take for ever."""
-    size = abs(float(text))
-    if (size and not 1 / LARGEST <= size <= LARGEST) or (size == 0 and text.strip("+-0._eE")):
-        raise ValueError(f"the number {text} is not between {1 / LARGEST:g} and {LARGEST:g} in size")
-    return Fraction(text)
-
-
-def _check_values(values: Any, where: str) -> None:
-    """Refuse what no key of a task can be: whole numbers beyond any use, dates and times."""
-    if isinstance(values, Mapping):
-        for key, inner in values.items():
-            _check_values(inner, f"{where}.{key}" if where else key)
-    elif isinstance(values, list):
-        for inner in values:
-            _check_values(inner, where)
-    elif isinstance(values, int) and abs(values) > LARGEST:
-        raise TaskError(f"{where} is a number of {len(str(values))} digits: at most {LARGEST:g} in size.")
-    elif values is not None and not isinstance(values, (str, bool, int, Fraction)):
-        raise TaskError(f"{where} = {values}: a task holds texts, numbers, lists and tables; no date, and no NaN.")
+def _check_values(values: Any) -> None:
+    """Refuse what no key of a task can be: whole numbers beyond any use, dates and times, tables without end."""
+    waiting = [(values, "", 0)]
+    while waiting:  # no recursion: whoever wrote the file chose its depth
+        value, where, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise TaskError(f"{_short(where)} lies {depth} tables or lists deep: a task has at most {DEEPEST}.")
+        if isinstance(value, Mapping):
+            waiting += [(inner, f"{where}.{key}" if where else str(key), depth + 1) for key, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(inner, where, depth + 1) for inner in value]
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise TaskError(f"{_short(where)} is a number of {value.bit_length():,} bits: at most {LARGEST:g} in size.")
+        elif value is not None and not isinstance(value, (str, bool, int, Fraction)):
+            raise TaskError(
+                f"{_short(where)} = {value}: a task holds texts, numbers, lists and tables; no date, and no NaN."
+            )
 
 
 def from_canonical(data: bytes) -> Task:
     """The task behind its published bytes. They have one form: bytes that would hash otherwise are refused."""
     try:
-        values = json.loads(data, parse_float=_number)
+        values = json.loads(data, parse_float=read_exact)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"These {len(data)} bytes are not a published task: {error}.") from error
-    _check_values(values, "")
+    _check_values(values)
     task = read_section(Task, values, "")
     if task.canonical != data:
         raise TaskError("These bytes are not the one form of the task that they describe: their hash is not its hash.")
@@ -373,7 +386,8 @@ def from_canonical(data: bytes) -> Task:
 def load(path: Path | str) -> Task:
     """A task from a file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8", newline=None) as file:
+            text = file.read(LONGEST_FILE + 1)
     except FileNotFoundError as error:
         raise TaskError(f"There is no task file {path}. `crowdml task list` names those that are shipped.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -489,12 +503,16 @@ def _decimal(value: Fraction) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as its writer wrote it, for errors; a table by its keys alone."""
+    """A value as its writer wrote it, for errors; a table by its keys alone, and a long one cut."""
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = ...' for key in value)} }}"
+        return _short(f"{{ {', '.join(f'{key} = ...' for key in value)} }}")
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(show, value))}]"
-    return f"{float(value):g}" if isinstance(value, Fraction) else repr(value)
+        return _short(f"[{', '.join(map(show, value))}]")
+    return f"{float(value):g}" if isinstance(value, Fraction) else _short(repr(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def choose(where: str, value: str, allowed: tuple[str, ...]) -> None:

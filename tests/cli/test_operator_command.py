@@ -135,6 +135,10 @@ def test_an_invitation_to_several_tasks_says_that_one_has_to_be_named(folder: Pa
         (("--rate", "0"), "at least 1"),
         (("--task", "none"), "No task here is called"),
         (("--address", "nowhere"), "is no address"),
+        (("--address", "http://["), "is no address"),  # review 2, network finding L7
+        (("--address", "http://a b;rm -rf ~"), "is no address"),  # review 2, network finding L11
+        (("--ends", "9999-12-31"), "within ten years"),  # review 2, network finding L7
+        (("--label", "a\x1bb"), "control character"),  # review 2, network finding L4
         (("--sheet", "cards.pdf"), "cards.pdf: a sheet to print ends in .html. No invitation was made."),
     ],
 )

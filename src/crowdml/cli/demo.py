@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
 from crowdml.cli.task import find_task
 from crowdml.errors import CrowdmlError
@@ -61,29 +62,27 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
 )
 @click.option(
     "--devices",
-    type=click.IntRange(6, 10_000),
+    type=Whole(6, 10_000),
     metavar="N",
     default=None,
     help="How many devices, with cohorts in proportion.  [default: 100; 1000 for gram-mnist, 12 for traffic]",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
+    type=Number(0, 3600),
     metavar="S",
     default=None,
     help="How long the devices take to sense their samples.  [default: 6; 30 for traffic]",
 )
 @click.option(
     "--trials",
-    type=click.IntRange(0, 1000),
+    type=Whole(0, 1000),
     metavar="N",
     default=10,
     show_default=True,
     help="Simulated crowds for the spread beside the real run; 0: none.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), metavar="S", default=1, show_default=True, help="Who holds what."
-)
+@click.option("--seed", type=Whole(0, 2**32 - 1), metavar="S", default=1, show_default=True, help="Who holds what.")
 @click.option("--plot", "plot_path", metavar="PATH", default="out/demo.png", show_default=True, help="The plot.")
 @json_option
 def demo(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from crowdml.cli.numbers import MANY, Number, Whole
 from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
 from crowdml.errors import CrowdmlError
 from crowdml.texts import count_text, one_line
@@ -54,8 +55,8 @@ ca_option = click.option(
 )
 task_option = click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where several run.")
 yes_option = click.option("--yes", is_flag=True, help="Accept the task's promise and price without being asked.")
-most_option = click.option("--check-ins", "most", type=click.IntRange(min=1), help="Stop after so many check-ins.")
-seconds_option = click.option("--seconds", type=click.FloatRange(min=0.0), help="Stop after so many seconds.")
+most_option = click.option("--check-ins", "most", type=Whole(1, MANY), help="Stop after so many check-ins.")
+seconds_option = click.option("--seconds", type=Number(0, MANY), help="Stop after so many seconds.")
 new_data_option = click.option(
     "--new-data", is_flag=True, help="After a lost ledger: say that nothing of this source was ever given."
 )
@@ -64,7 +65,9 @@ header_option = click.option(
     type=click.Choice(["yes", "no"]),
     help="Whether the first line of a CSV file is a heading; without it, where none of its fields is a number.",
 )
-seed_option = click.option("--seed", type=int, help="For the data set 'synthetic' alone: the seed it is made from.")
+seed_option = click.option(
+    "--seed", type=Whole(0, 2**63 - 1), help="For the data set 'synthetic' alone: the seed it is made from."
+)
 
 
 @click.command(short_help="Join a study as a device, and take part.")
@@ -175,7 +178,7 @@ def join(
 @click.command(short_help="Run many real devices from one process.")
 @click.argument("link")
 @click.argument("code", required=False)
-@click.option("--devices", default=100, show_default=True, type=click.IntRange(1, 100_000), help="How many devices.")
+@click.option("--devices", default=100, show_default=True, type=Whole(1, 100_000), help="How many devices.")
 @click.option("--source", required=True, help="shard:NAME, csv:PATH or ndjson:PATH; dealt out over the devices.")
 @header_option
 @click.option(
@@ -183,9 +186,7 @@ def join(
 )
 @task_option
 @yes_option
-@click.option(
-    "--connections", default=64, show_default=True, type=click.IntRange(1, 4096), help="Open at once, at most."
-)
+@click.option("--connections", default=64, show_default=True, type=Whole(1, 4096), help="Open at once, at most.")
 @ca_option
 @most_option
 @seconds_option
@@ -348,11 +349,11 @@ def budget() -> None:
 @budget.command("set")
 @folder_option
 @click.option("--epsilon", required=True, help="What any one sample may cost in all, such as 1 or 1/2.")
-@click.option("--samples", required=True, type=click.IntRange(min=0), help="How many samples are given in a life.")
+@click.option("--samples", required=True, type=Whole(0, 10**12), help="How many samples are given in a life.")
 @click.option("--device-epsilon", help="What the device may cost in all, as if all its samples were replaced.")
 @click.option(
     "--delta",
-    type=float,
+    type=Number(0, 1),
     default=None,
     help="At which delta the epsilons are meant: at most 1e-5, and at most 1/(10 x samples). Default: 1e-6, or less.",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import MANY, Number, Whole
 from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_text, make_table
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ LINK_LASTS = 600
     type=click.Path(path_type=Path),
     help="The device's folder, or the file.",
 )
-@click.option("--delta", default=1e-6, show_default=True, help="At which delta the totals are said.")
-@click.option("--last", default=20, show_default=True, help="How many charges to show.")
+@click.option("--delta", default=1e-6, type=Number(0, 1), show_default=True, help="At which delta the totals are said.")
+@click.option("--last", default=20, type=Whole(0, MANY), show_default=True, help="How many charges to show.")
 @click.option("--web", is_flag=True, help="Make a link to the owner's page on the server; it holds for ten minutes.")
 @click.option("--no-open", is_flag=True, help="With --web: print the link and open no browser.")
 @click.option("--verify", is_flag=True, help="Check the server's receipts: its signature, and its chain if it answers.")

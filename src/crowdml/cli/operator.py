@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import MANY, Whole
 from crowdml.cli.output import OutputError, Report, check_place, make_table, whole_file
 from crowdml.cli.serve import ONLY_HERE
 from crowdml.cli.server import open_store, store_options
@@ -112,10 +113,21 @@ def _new_password(name: str) -> str:
 @click.option(
     "--task", "names", multiple=True, metavar="NAME", help="To which task, by name or hash; without it to all."
 )
-@click.option("--number", default=1, show_default=True, help="How many invitations, each with a code of its own.")
-@click.option("--uses", default=1, show_default=True, help="For how many devices each of them is.")
+@click.option(
+    "--number",
+    default=1,
+    type=Whole(0, MANY),
+    show_default=True,
+    help="How many invitations, each with a code of its own.",
+)
+@click.option("--uses", default=1, type=Whole(0, MANY), show_default=True, help="For how many devices each of them is.")
 @click.option("--ends", default="30d", show_default=True, help="When they end: 30d, 12h, 2w, a date, or never.")
-@click.option("--rate", type=int, default=None, help="How many devices an hour each lets in; without it any number.")
+@click.option(
+    "--rate",
+    type=Whole(0, MANY),
+    default=None,
+    help="How many devices an hour each lets in; without it any number.",
+)
 @click.option("--label", default="", help="What they are called in lists.")
 @click.option("--address", default=None, help="Where devices reach the server; without it where it listened last.")
 @click.option("--csv", "csv_path", metavar="PATH", default=None, help="Write label, code, URL and command of each.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import Whole
 from crowdml.cli.output import OutputError, Report, check_place, json_option, make_table, whole_file
 from crowdml.texts import count_text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Reproduce figures of the papers.")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--quick", is_flag=True, help="A small run for a look or a test.")
-@click.option("--trials", type=int, help="How many trials; without it the figure's own number.")
+@click.option("--trials", type=Whole(1, 10_000), help="How many trials; without it the figure's own number.")
 @click.option("--all", "everything", is_flag=True, help="Every figure.")
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Write plot, JSON and tables of each figure there."

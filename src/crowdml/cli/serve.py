@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import MANY, Number, Whole
 from crowdml.cli.output import OutputError, Report, json_option
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ ONLY_HERE = (
     "--database", default=None, help="A database elsewhere: postgresql://... instead of SQLite in the folder."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
+@click.option("--port", type=Whole(0, 65_535), default=8080, show_default=True,
               help="The port to listen on; 0 picks a free one.")  # fmt: skip
 @click.option("--task", "tasks", multiple=True, help="A task to host: a file, or the name of one that is shipped.")
-@click.option("--invite", default=0, show_default=True, help="Print an invitation for so many devices.")
+@click.option(
+    "--invite", default=0, type=Whole(0, 1_000_000), show_default=True, help="Print an invitation for so many devices."
+)
 @click.option("--certificate", nargs=2, default=None, type=click.Path(path_type=Path),
               help="TLS: the files of the certificate chain and of its key.")  # fmt: skip
 @click.option(
@@ -40,14 +43,14 @@ ONLY_HERE = (
               help="The log on stderr: lines for people, or a JSON object a line.")  # fmt: skip
 @click.option(
     "--address-rate",
-    type=click.FloatRange(min=0.1),
+    type=Number(0.1, MANY),
     default=None,
     show_default="1000",
     help="Requests a second from one address that nobody signed; its burst is five times as many.",
 )
-@click.option("--connections", type=click.IntRange(min=1), default=None, show_default="10000",
+@click.option("--connections", type=Whole(1, MANY), default=None, show_default="10000",
               help="Connections at once.")  # fmt: skip
-@click.option("--address-connections", type=click.IntRange(min=1), default=None, show_default="256",
+@click.option("--address-connections", type=Whole(1, MANY), default=None, show_default="256",
               help="Connections of one address at once; of IPv6, of one /64.")  # fmt: skip
 @click.option(
     "--behind-proxy",
@@ -56,21 +59,21 @@ ONLY_HERE = (
 )
 @click.option(
     "--device-rate",
-    type=click.FloatRange(min=0.001),
+    type=Number(0.001, MANY),
     default=None,
     show_default="5",
     help="Check-ins a second of one device; its burst is ten times as many.",
 )
 @click.option(
     "--pace",
-    type=click.FloatRange(min=0.1),
+    type=Number(0.1, MANY),
     default=None,
     show_default="500",
     help="Check-ins a second that the whole crowd is asked to keep to.",
 )
-@click.option("--snapshot-every", type=click.IntRange(min=1), default=None, show_default="2000",
+@click.option("--snapshot-every", type=Whole(1, MANY), default=None, show_default="2000",
               help="Check-ins of a task between snapshots.")  # fmt: skip
-@click.option("--free-space", type=click.FloatRange(min=0), default=None, show_default="64",
+@click.option("--free-space", type=Number(0, MANY), default=None, show_default="64",
               help="MiB free on the disk below which nothing new is taken (507).")  # fmt: skip
 @json_option
 def serve(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import MANY, Whole
 from crowdml.cli.output import OutputError, Report, json_option, size_text, whole_file
 from crowdml.cli.task import find_task, task
 from crowdml.texts import count_text
@@ -149,7 +150,7 @@ def _change(
 @click.option("--public", is_flag=True, help="The rows belong to nobody of the study: accuracies are exact, and free.")
 @click.option("--epsilon", default=None, metavar="E", help="The rows are private: what one look costs each of them.")
 @click.option("--budget", default=None, metavar="E", help="What all looks at these rows may cost, over all tasks.")
-@click.option("--every", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+@click.option("--every", type=Whole(1, MANY), default=1, show_default=True, metavar="N",
               help="Versions between two looks, at least.")  # fmt: skip
 @click.option("--off", is_flag=True, help="Look no more, and erase the rows. What was charged stays in the ledger.")
 @store_options

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
 from crowdml.cli.task import SHIPPED_DATA, find_task
 from crowdml.errors import DataError, TaskError
@@ -26,21 +27,22 @@ if TYPE_CHECKING:
 @click.argument("task", metavar="TASK")
 @click.option("--data", "data_name", metavar="NAME", help="The data set; without it the task's own.")
 @click.option(
-    "--devices", type=int, metavar="M", help="How many devices; without it as many as fill one check-in each."
+    "--devices",
+    type=Whole(1, 10**7),
+    metavar="M",
+    help="How many devices; without it as many as fill one check-in each.",
 )
-@click.option(
-    "--trials", type=click.IntRange(min=1), metavar="N", default=1, help="How many, for a spread. Default: 1."
-)
+@click.option("--trials", type=Whole(1, 10**6), metavar="N", default=1, help="How many, for a spread. Default: 1.")
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=Whole(0, 2**63 - 1),
     metavar="S",
     help="Repeats a run; without it a fresh one, which is shown.",
 )
 @click.option("--delay", metavar="D", default="0", help="Of each leg, in samples of the crowd: 100, exponential:100.")
 @click.option(
     "--dropout",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=Number(0, 1, below=True),
     metavar="P",
     default=0.0,
     help="Masked tasks: the share of a cohort that vanishes. Default: 0.",
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--engine", type=click.Choice(["compiled", "events"]), default="compiled", help="The same bits.")
 @click.option(
     "--passes",
-    type=click.IntRange(1, 1000),
+    type=Whole(1, 1000),
     metavar="N",
     default=None,
     help="Over the samples; each one costs again. Default: the task's privacy.uses.",

@@ -163,7 +163,7 @@ def download(url: str, target: Path, progress: Progress) -> None:
     `target` may be incomplete after an error: callers write into a folder that they throw away.
     """
     name = target.name
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if not url.lower().startswith(("http://", "https://")):
         raise DataError(f"{url} is not an http or https address, so {name} was not fetched; give one that is.")
     with target.open("wb") as stream:
         try:

@@ -13,8 +13,8 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from crowdml.addresses import read_address
 from crowdml.errors import CrowdmlError
 from crowdml.records import record
 from crowdml.wire.problems import LARGEST_PROBLEM, Problem
@@ -130,18 +130,10 @@ class Client:
 
     def __init__(self, url: str, *, ca: Path | str | None = None, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise CrowdmlError(f"{url!r} is no address of a server. Write one like https://study.example:8443.")
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise CrowdmlError(f"{url!r} has no usable port: {error}.") from error
-        self.host, self.port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
-        self.prefix = parts.path.rstrip("/")
-        self.url = f"{parts.scheme}://{parts.netloc}{self.prefix}"
-        self._authority = parts.netloc.rpartition("@")[2]
-        self._tls = _trust(ca) if parts.scheme == "https" else None
+        where = read_address(url if "://" in url else f"http://{url}")
+        self.host, self.port, self.prefix = where.host, where.port, where.path
+        self.url, self._authority = str(where), where.authority
+        self._tls = _trust(ca) if where.scheme == "https" else None
         self._idle: deque[_Connection] = deque()
         self._slots = asyncio.Semaphore(self.limits.connections)
         self.bytes_up = self.bytes_down = 0

@@ -17,23 +17,22 @@ or that it computed anything from what was given beyond what a replay repeats.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from crowdml.device.client import Client, whole_number
 from crowdml.device.runner import Clock
 from crowdml.errors import DataError
 from crowdml.storage import Sent
+from crowdml.task import from_canonical
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import Reader
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import Receipt, chain_next, open_receipt
 from crowdml.wire.requests import authorize
+from crowdml.wire.transcripts import BadTranscript, Entry, read_transcript
 
 __all__ = ["Verified", "check_chain", "check_receipts", "check_transcript", "together"]
 
@@ -41,8 +40,6 @@ HASH = 32
 MOST_LINKS = 1024
 ATTEMPTS, LONGEST_PAUSE = 5, 10
 """Of a question to a server that says it is busy; seconds in between."""
-TRANSCRIPT = "crowdml/transcript/1"
-LARGEST_PART = 64 * 2**20
 
 
 @dataclass
@@ -155,24 +152,20 @@ def check_transcript(path: Path, results: Iterable[Verified]) -> None:
     """Whether each message stands at its place in an exported transcript, as far back as that goes."""
     try:
         with path.open("rb") as file:
-            parts: Any = msgpack.Unpacker(file, max_buffer_size=LARGEST_PART)
-            header = next(parts, None)
-            if not isinstance(header, dict) or header.get("format") != TRANSCRIPT:
-                raise DataError(f"{path} is no transcript. `crowdml task export --transcript` writes one.")
-            task, begin = hashlib.sha256(header["task"]).digest(), (header["snapshot"] or {}).get("index", 0)
-            is_masked = json.loads(header["task"]).get("masking") is not None
-            bodies = {part[0]: hashlib.sha256(part[3]).digest() for part in parts if isinstance(part, list)}
+            canonical, start, parts = read_transcript(file)
+            task, begin = from_canonical(canonical), 0 if start is None else start.index
+            bodies = {each.index: hashlib.sha256(each.body).digest() for each in parts if isinstance(each, Entry)}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, msgpack.UnpackException) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}. Ask for it again.") from error
+    except BadTranscript as error:
+        raise DataError(f"{path} is no whole transcript: {error}. Ask for it again.") from error
     last = max(bodies, default=begin)
     for result in results:
-        if result.task != task:
+        if result.task != task.hash:
             continue
         covered = [receipt for receipt in result.receipts if begin < receipt.index <= last]
         result.in_transcript = 0
-        if is_masked:  # it has the sums of cohorts: what one device said is known to nobody
+        if task.masking is not None:  # it has the sums of cohorts: what one device said is known to nobody
             result.under_masks = len(covered)
             continue
         for receipt in covered:

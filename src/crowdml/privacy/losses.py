@@ -23,6 +23,7 @@ from itertools import pairwise
 from numbers import Rational
 
 from crowdml.errors import GuaranteeError
+from crowdml.exact import LARGEST, read_exact
 from crowdml.records import record
 
 __all__ = [
@@ -46,9 +47,15 @@ SAFETY = 1e-12  # relative to the terms of a float formula of a few operations, 
 def exact(number: Fraction | int | float | str) -> Fraction:
     """A setting as the fraction that its writer meant: the float 0.1 is 1/10, not the binary number beside it."""
     try:
+        if isinstance(number, str):
+            return read_exact(number)
         return Fraction(str(number)) if isinstance(number, float) else Fraction(number)
-    except (ValueError, ZeroDivisionError, TypeError) as error:
-        raise GuaranteeError(f"{number!r} is not a finite number. Write it as 0.1 or '1/10'.") from error
+    except (ValueError, TypeError) as error:
+        shown = repr(number) if len(repr(number)) <= 60 else f"{repr(number)[:60]}..."
+        raise GuaranteeError(
+            f"{shown} is not a finite number between {1 / LARGEST:g} and {LARGEST:g} in size. Write it as 0.1 or "
+            "'1/10'."
+        ) from error
 
 
 def _non_negative(name: str, value: object) -> Fraction:

@@ -5,6 +5,7 @@ The store has the hash of a code, and nothing else of it.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
-from urllib.parse import urlsplit
 
+from crowdml.addresses import BadAddress, read_address
 from crowdml.errors import CrowdmlError
 from crowdml.server.codes import new_code
 from crowdml.server.hub import code_hash
@@ -21,6 +22,7 @@ from crowdml.server.tls import is_loopback
 from crowdml.storage.server import Invitation, Store
 from crowdml.storage.server.operating import invite_many
 from crowdml.task import Task, from_canonical
+from crowdml.texts import hidden_control
 
 __all__ = [
     "BadInvitation",
@@ -49,6 +51,8 @@ CODE = "CODE"
 """Stands in a command for a code that is not made yet."""
 MOST = 10_000
 LONGEST_LABEL = 80
+LONGEST_OPEN = timedelta(days=3660)
+"""How long an invitation may stay open, if it ends at all."""
 _SPAN = re.compile(r"(\d{1,5})\s*([hdw])")
 _PLACE = re.compile(r"(.*) (\d+) of (\d+)")
 
@@ -84,17 +88,22 @@ class Batch:
 
 
 def public_address(store: Store) -> str | None:
-    """Where devices reach this server: what an operator said, else where it listened last."""
-    found = store.setting(PUBLIC_ADDRESS) or store.setting(ADDRESS)
-    return found.decode() if found else None
+    """Where devices reach this server: what an operator said, else where it listened last.
+
+    An older version kept addresses that no command can carry; such a one is passed over.
+    """
+    for setting in (PUBLIC_ADDRESS, ADDRESS):
+        with contextlib.suppress(BadAddress):
+            return str(read_address((store.setting(setting) or b"").decode(errors="replace")))
+    return None
 
 
 def check_address(text: str) -> str:
     """An address that people can follow, without what does not belong there."""
-    parts = urlsplit(text.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise BadInvitation(f"{text!r} is no address: write one like https://study.example.", "address")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+    try:
+        return str(read_address(text))
+    except BadAddress as error:
+        raise BadInvitation(str(error), "address") from error
 
 
 def title_of(store: Store, tasks: Sequence[bytes]) -> str:
@@ -133,7 +142,9 @@ def join_commands(address: str, code: str, tasks: Sequence[tuple[Task, str]], *,
 
 def only_here(address: str) -> bool:
     """Whether only the server's own machine can follow this address."""
-    return is_loopback(urlsplit(address).hostname or "")
+    with contextlib.suppress(BadAddress):
+        return is_loopback(read_address(address).host)
+    return False
 
 
 def admitted(store: Store, tasks: Sequence[bytes]) -> list[tuple[Task, str]]:
@@ -154,20 +165,19 @@ def parse_end(text: str, now: str) -> str | None:
     start = datetime.fromisoformat(now)
     match = _SPAN.fullmatch(text.lower())
     if match is not None:
-        hours = int(match[1]) * {"h": 1, "d": 24, "w": 168}[match[2]]
-        end = start + timedelta(hours=hours) if hours <= 24 * 3660 else start
+        end = start + timedelta(hours=int(match[1]) * {"h": 1, "d": 24, "w": 168}[match[2]])
     else:
         try:
             end = datetime.fromisoformat(text)
         except ValueError:
-            raise BadInvitation(f"{text!r} is no end: say 30d, 12h, 2w, or a date like 2030-01-31.", "ends") from None
-        if len(text) == 10:  # a date: its whole day
-            end += timedelta(days=1)
+            shown = text if len(text) <= 40 else f"{text[:40]}..."
+            raise BadInvitation(f"{shown!r} is no end: say 30d, 12h, 2w, or a date like 2030-01-31.", "ends") from None
         if end.tzinfo is None:
             end = end.replace(tzinfo=start.tzinfo)
-    if not start < end <= start + timedelta(days=3660):
+    whole_day = timedelta(days=1 if match is None and len(text) == 10 else 0)
+    if not timedelta() < end - start + whole_day <= LONGEST_OPEN:  # a difference: a sum would leave the calendar
         raise BadInvitation(f"{text!r}: an invitation ends after now, and within ten years.", "ends")
-    return end.isoformat(timespec="microseconds")
+    return (end + whole_day).astimezone(start.tzinfo).isoformat(timespec="microseconds")
 
 
 def make_batch(
@@ -195,6 +205,9 @@ def make_batch(
     label = " ".join(label.split()) or "invitation"
     if len(label) > LONGEST_LABEL:
         raise BadInvitation(f"A label has at most {LONGEST_LABEL} characters.", "label")
+    if control := hidden_control(label):
+        raise BadInvitation(f"There is a control character in the label, {control}: take it out.", "label")
+    address = check_address(address)
     ended = [each.name for each in map(store.task, tasks) if each is not None and each.state == "stopped"]
     if ended:
         raise BadInvitation(f"The task {ended[0]!r} is stopped: nobody can join it. No invitation was made.", "task")

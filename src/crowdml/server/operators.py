@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
@@ -157,7 +156,7 @@ class Operators:
         who, now = name.strip().lower()[:64], time.monotonic()
         self._take(self.addresses, address, now)
         self._take(self.names, who, now)
-        known = await asyncio.to_thread(self.hub.store.operator_password, who)
+        known = await asyncio.to_thread(self.hub.store.operator_password, who) if NAME.fullmatch(who) else None
         right = await self._hashing(lambda: self._verify(known, password))
         if not right or known is None:
             log.info("a login from %s was refused", address)
@@ -331,8 +330,7 @@ def same_origin(request: Request) -> bool:
     origin = request.headers.get("origin")
     if origin is None:
         return True
-    parts = urlsplit(origin)
-    return parts.netloc.lower() == request.headers.get("host", "").lower() and parts.scheme == request.url.scheme
+    return origin.lower() == f"{request.url.scheme}://{request.headers.get('host', '')}".lower()
 
 
 def _cookie(response: Response, request: Request, name: str, value: str) -> None:

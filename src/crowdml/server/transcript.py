@@ -1,8 +1,8 @@
 """Transcripts: what anyone may see of a task, enough to rebuild its published weights bit for bit.
 
-A file of msgpack objects, one after another: a header (the task, and the oldest snapshot kept), every body since in the
-journal's order, and what the server published at the end. No identity, no time, no signature: senders are numbered as
-they appear. Of a masked task the bodies are the server's totals: what one device sent was never known to anybody.
+The file (`crowdml.wire.transcripts`) has the task, the oldest snapshot kept, every body since in the journal's order,
+and what the server published at the end. No identity, no time, no signature: senders are numbered as they appear. The
+bodies of a masked task are the server's totals: what one device sent was never known to anybody.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 
-from crowdml.errors import DataError
+from crowdml.errors import CrowdmlError, DataError
 from crowdml.messages import SERVER, encode
 from crowdml.server.runner import Fold
 from crowdml.storage.server import Snapshot, Store
 from crowdml.task import from_canonical
-from crowdml.wire.problems import Problem
-
-FORMAT = "crowdml/transcript/1"
-LARGEST_PART = 64 * 2**20
+from crowdml.wire.transcripts import FORMAT, BadTranscript, End, Entry, Start, read_published, read_transcript
 
 
 @dataclass(frozen=True)
@@ -76,43 +73,44 @@ def replay(path: Path) -> Replayed:
     """Fold a transcript again, and refuse one whose end is not where its check-ins lead."""
     try:
         with path.open("rb") as file:
-            return _replay(_parts(file), path)
+            return _replay(file, path)
     except FileNotFoundError as error:
         raise DataError(f"There is no transcript {path}. `crowdml task export --transcript` writes one.") from error
 
 
-def _replay(parts: Iterator[Any], path: Path) -> Replayed:
+def _replay(file: BinaryIO, path: Path) -> Replayed:
     def broken(why: str) -> DataError:
         return DataError(f"{path} is no whole transcript: {why}. Export it again with `crowdml task export`.")
 
     try:
-        header = next(parts)
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise broken(f"it does not begin with {FORMAT!r}")
-        start = header["snapshot"]
-        snapshot = None if start is None else Snapshot(start["index"], b"", start["state"], start["published"])
-        folding = _Folding(header["task"])
-        folding.begin(snapshot)
+        task, start, parts = read_transcript(file)
+        done, end = _fold(task, start, parts)
+        if next(parts, None) is not None:
+            raise broken("something follows after its end")
+    except CrowdmlError:
+        raise
+    except BadTranscript as error:
+        raise broken(str(error)) from error
+    except Exception as error:  # handlers trust a state that they wrote themselves, and this one came from elsewhere
+        raise broken(f"its snapshot or a check-in is not as its task has it ({type(error).__name__})") from error
+    if (end.check_ins, end.version, end.kind, end.body) != (done.check_ins, done.version, done.kind, done.body):
+        other = hashlib.sha256(end.body).hexdigest()
+        raise DataError(
+            f"{path}: its check-ins lead to version {done.version} with SHA-256 {done.hash}, and it says version "
+            f"{end.version} with {other}. It is not what happened."
+        )
+    return done
+
+
+def _fold(task: bytes, start: Start | None, parts: Iterator[Entry | End]) -> tuple[Replayed, End]:
+    with np.errstate(all="ignore"):  # numbers of nobody's making may overflow; the end is compared in any case
+        folding = _Folding(task)
+        folding.begin(None if start is None else Snapshot(start.index, b"", start.state, start.published))
         for part in parts:
-            if isinstance(part, list):
-                folding.apply(*part)
-                continue
-            done, rest = folding.done(), next(parts, None)
-            said = (part["check_ins"], part["version"], part["kind"], part["body"])
-            if rest is not None:
-                raise broken("something follows after its end")
-            if said != (done.check_ins, done.version, done.kind, done.body):
-                other = hashlib.sha256(part["body"]).hexdigest()
-                raise DataError(
-                    f"{path}: its check-ins lead to version {done.version} with SHA-256 {done.hash}, and it says "
-                    f"version {part['version']} with {other}. It is not what happened."
-                )
-            return done
-    except (Problem, KeyError, TypeError, ValueError, StopIteration) as error:
-        if isinstance(error, DataError):
-            raise
-        raise broken(str(error) or "a part is missing") from error
-    raise broken("its end is missing")
+            if isinstance(part, End):
+                return folding.done(), part
+            folding.apply(part.index, part.sender, part.kind, part.body)
+    raise BadTranscript("its end is missing")
 
 
 class _Folding:
@@ -129,14 +127,14 @@ class _Folding:
 
     def begin(self, snapshot: Snapshot | None) -> None:
         if snapshot is not None:
+            found = read_published(snapshot.published)
             self.fold.resume(snapshot)
-            version, kind, body, _ = msgpack.unpackb(snapshot.published)
-            self.offered = version, kind, body
+            self.offered = found.version, found.kind, found.body
             self.index = self.first = snapshot.index
 
     def apply(self, index: int, sender: int, kind: str, body: bytes) -> None:
         if index <= self.index or (index > self.index + 1 and not self.is_masked):
-            raise ValueError(f"entry {index} follows entry {self.index}")
+            raise BadTranscript(f"entry {index} follows entry {self.index}")
         self.fold.apply(self.fold.read(kind, body), SERVER if self.is_masked else str(sender))
         self.index = index
 
@@ -154,11 +152,3 @@ class _Folding:
 
 def _write(file: BinaryIO, part: Any) -> None:
     file.write(msgpack.packb(part) or b"")
-
-
-def _parts(file: BinaryIO) -> Iterator[Any]:
-    unpacker = msgpack.Unpacker(file, max_buffer_size=LARGEST_PART)
-    try:
-        yield from unpacker
-    except (msgpack.UnpackException, ValueError) as error:
-        raise ValueError(f"its bytes cannot be read ({type(error).__name__})") from error

@@ -31,6 +31,10 @@ def uniform(seed: int, device: Any, trip: Any, leg: int) -> Floats:
     return ((word >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
+LONGEST_DELAY = 1e12
+"""In samples of the whole crowd; far beyond any run."""
+
+
 @dataclass(frozen=True)
 class Delay:
     """How long a leg of a trip takes: `kind` of distribution with its `size`, in samples of the whole crowd."""
@@ -43,8 +47,10 @@ class Delay:
     def __post_init__(self) -> None:
         if self.kind not in self.KINDS:
             raise TaskError(f"delay {self.kind!r}: choose one of {', '.join(self.KINDS)}, as in 'exponential:100'.")
-        if not 0 <= self.size < float("inf"):
-            raise TaskError(f"delay {self.size}: a time, 0 or more, in samples of the whole crowd.")
+        if not 0 <= self.size <= LONGEST_DELAY:
+            raise TaskError(
+                f"delay {self.size:g}: a time between 0 and {LONGEST_DELAY:g}, in samples of the whole crowd."
+            )
 
     @classmethod
     def parse(cls, text: str) -> Delay:

@@ -32,7 +32,7 @@ from crowdml.server.portal.visits import Visit, store_words, visited
 from crowdml.storage.server import StoreError
 from crowdml.storage.server.operating import end_sheet, find_devices, remove_setting
 from crowdml.storage.server.operating import remove_operator as remove_from_store
-from crowdml.texts import hidden_control
+from crowdml.texts import hidden_control, one_line
 from crowdml.wire.keys import ID
 from crowdml.wire.problems import Problem
 
@@ -174,7 +174,7 @@ def _names(visit: Visit) -> dict[bytes, str]:
 async def devices(visit: Visit) -> Response:
     """GET /operator/devices: by id or by the label of an invitation, a page at a time."""
     query = visit.request.query_params
-    search = " ".join(query.get("search", "").split())[:80]
+    search = one_line(query.get("search", ""))[:80]  # as lists show it: a database takes no NUL
     after = query.get("after", "") if re.fullmatch(r"[0-9a-f]{0,32}", query.get("after", "")) else ""
     found = await visit.read(lambda: find_devices(visit.store, search, after=after, limit=PAGE + 1))
     more = found[PAGE - 1].device.id if len(found) > PAGE else ""

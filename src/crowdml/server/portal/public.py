@@ -14,6 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
+from crowdml.addresses import BadAddress, read_address
 from crowdml.server.hub import Hosted, Hub, code_hash, utc_now
 from crowdml.server.invitations import join_command, join_commands, public_address, trust_words
 from crowdml.server.portal import assets
@@ -193,8 +194,15 @@ async def place(request: Request) -> Place:
 
 def _place(request: Request) -> Place:
     hub: Hub = request.app.state.hub
-    reached = f"{request.url.scheme}://{request.url.netloc}"
-    return Place(public_address(hub.store) or reached, trust_words(hub.store))
+    return Place(public_address(hub.store) or _reached(request), trust_words(hub.store))
+
+
+def _reached(request: Request) -> str:
+    """Where this request came to; a server that never listened knows nothing better."""
+    try:
+        return str(read_address(f"{request.url.scheme}://{request.url.netloc}"))
+    except BadAddress as error:
+        raise Problem("bad-request", "The Host of this request is no name of a server.") from error
 
 
 @lru_cache(256)

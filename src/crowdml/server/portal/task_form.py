@@ -323,7 +323,7 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
             continue
         if field.kind == "number":
             plain = given.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", given) else given
-            if not _NUMBER.fullmatch(plain) or (field.whole and not plain.isdigit()):
+            if len(plain) > 60 or not _NUMBER.fullmatch(plain) or (field.whole and not plain.isdecimal()):
                 flaws[key] = _no_number(given, whole=field.whole)
                 continue
             _put(found, key, plain if field.whole else _exact(plain))

@@ -11,8 +11,6 @@ import logging
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from email.parser import BytesParser
-from email.policy import HTTP
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -175,29 +173,9 @@ def visited(handler: Callable[[Visit], Awaitable[Response]]) -> Callable[[Reques
             return pages.redirect(f"/operator/login?next={quote(request.url.path)}")
         visit = Visit(request, session)
         if request.method not in READS:
-            visit.form = await read_any_form(request)
+            visit.form = await read_form(request, LARGEST_FORM, files=True)
             operators.check_form(request, visit.form.get(FORM_FIELD, ""), session)
         return await handler(visit)
 
     handle.__doc__ = handler.__doc__
     return handle
-
-
-async def read_any_form(request: Request) -> dict[str, str]:
-    """The fields of a form; a file in it is read as text."""
-    kind = request.headers.get("content-type", "")
-    if not kind.lower().startswith("multipart/form-data"):
-        return await read_form(request, LARGEST_FORM)
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_FORM:
-            raise Problem("too-large", f"At most {LARGEST_FORM:,} bytes are read here.", limit=LARGEST_FORM)
-    whole = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n" + body)
-    found: dict[str, str] = {}
-    for part in whole.iter_parts() if whole.is_multipart() else ():
-        name = part.get_param("name", header="content-disposition")
-        data = part.get_payload(decode=True)
-        if isinstance(name, str) and isinstance(data, bytes):
-            found[name] = data.decode("utf-8", errors="replace")
-    return found
