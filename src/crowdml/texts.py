@@ -12,6 +12,7 @@ __all__ = [
     "did_you_mean",
     "harmless",
     "hidden_control",
+    "markdown_text",
     "number_text",
     "one_line",
     "size_text",
@@ -77,3 +78,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
     return f" Did you mean {one_line(lower[near[0]])!r}?" if near and lower[near[0]] != word else ""
+
+
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_MARKS = re.compile(r"[\\`*_~\[\]|$]|^(?:[#+=-]|[0-9]+(?=[.)]))")
+
+
+def markdown_text(text: str) -> str:
+    """`text` as Markdown and HTML show it word for word: no tag, link, emphasis, heading, list or cell begins in it.
+
+    Lines become paragraphs of their own; in a table or a heading, pass `one_line` of the text.
+    """
+    lines = filter(None, map(one_line, text.split("\n")))
+    return "\n\n".join(_MARKS.sub(_escaped, line).translate(_ENTITIES) for line in lines)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A backslash before the mark; before the point or bracket behind a number that begins a line."""
+    return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import html
 import io
 import itertools
 import json
@@ -221,3 +222,36 @@ def test_a_missing_onnx_is_one_sentence_that_names_the_extra(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(NotInstalled, match=r"crowdml\[server\].*\.safetensors"):
         onnx_file(exported(make("softmax", 3), 1))
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "[a](javascript:x) ![b](http://c/d)",
+    "# big",
+    "- item",
+    "1. item",
+    "a | b",
+    "*a* _b_ `c` ~~d~~ \\<e> &lt;",
+    "```",
+    "=====",
+    "> quote",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_card_shows_the_texts_of_a_task_word_for_word(text: str) -> None:
+    """Review 2, network finding L12: `<script>` in a title or a class stood in the card as it was."""
+    from markdown_it import MarkdownIt
+
+    model = exported(make("softmax", 2), 4)
+    labels = dataclasses.replace(model.task.labels, classes=(text, "other"))
+    task = model.task.with_(title=text, purpose=f"{text}\n{text}", collects=f"Numbers.\n{text}", labels=labels)
+    shown = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(
+        model_card(dataclasses.replace(model, task=task), "m.safetensors")
+    )  # fmt: skip
+    plain = html.escape(" ".join(text.split()), quote=False)
+    loose = shown.replace("&quot;", '"')
+    assert f"<h1>{plain}</h1>" in loose
+    assert loose.count(f"<p>{plain}</p>") == 3
+    assert f"<td>{plain}, other</td>" in loose
+    assert not re.search(r"<(script|a|img|em|strong|s|ul|ol|blockquote)\b", shown)

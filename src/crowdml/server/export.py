@@ -23,7 +23,7 @@ from crowdml.server.runner import TaskRunner
 from crowdml.server.validation import Shown, Watched, watched
 from crowdml.storage.server import Store
 from crowdml.task import Task
-from crowdml.texts import count_text, did_you_mean
+from crowdml.texts import count_text, did_you_mean, markdown_text, one_line
 from crowdml.wire.keys import Key
 
 NAMES = ("weights", "biases")
@@ -176,16 +176,16 @@ def model_card(model: Exported, *files: str) -> str:
     )
     most = count_text(model.most, "check-in")
     use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
-    return f"""# {task.title or task.name}
+    return f"""# {_words(task.title or task.name)}
 
-{task.purpose}
+{markdown_text(task.purpose)}
 
 | | |
 |---|---|
 | task | `{task.name}`, SHA-256 `{task.hash.hex()}` |
 | model | {_built(model)}, version {model.version} |
 | features | {_features(task)} |
-| labels | {", ".join(task.labels.classes) or "a number"} |
+| labels | {", ".join(map(_words, task.labels.classes)) or "a number"} |
 | made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")}{_cohorts(model)} |
 
 ## Privacy
@@ -199,7 +199,8 @@ def model_card(model: Exported, *files: str) -> str:
 | a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({most}) |{_alone(model)}
 | accountant | losses as the noise proves them (pure, zCDP, Rényi), composed exactly, converted once at δ |
 
-Data never seen: no sample left its device. {task.collects}
+Data never seen: no sample left its device. {markdown_text(task.collects)}
+
 What left, each with noise that its own device drew:
 
 | what | mechanism | loss of a sample | in words |
@@ -209,6 +210,11 @@ What left, each with noise that its own device drew:
 {_outcome(model)}{_validated(model)}## Use
 
 {use}"""
+
+
+def _words(text: str) -> str:
+    """A text of the task in a heading or a cell of the card."""
+    return markdown_text(one_line(text))
 
 
 def _features(task: Task) -> str:
@@ -223,7 +229,8 @@ def _outcome(model: Exported) -> str:
     if not is_histogram(model.task):
         return ""
     rows = "\n".join(
-        f"| {bar.label} | {bar.count:,} | {bar.share:.1%} | {bar.low:.1%} to {bar.high:.1%} |" for bar in _bars(model)
+        f"| {_words(bar.label)} | {bar.count:,} | {bar.share:.1%} | {bar.low:.1%} to {bar.high:.1%} |"
+        for bar in _bars(model)
     )
     person = int(model.task.protocol.get("person", 1))
     whose = f" One who is in at most {person} measurements pays {person} times that." if person > 1 else ""
