@@ -21,7 +21,7 @@ import crowdml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(crowdml.__file__).resolve().parent
 
-BOTTOM = {"errors", "arrays", "records", "texts"}
+BOTTOM = {"errors", "arrays", "records", "texts", "exact", "addresses"}
 CORE = BOTTOM | {"privacy", "task", "messages", "protocol"}
 LIBRARY = CORE | {"models", "features", "datasets", "secagg", "buffer", "wire", "storage", "protocols"}
 SHELLS = {"device", "server", "sim"}
@@ -30,6 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
     "texts": set(),
+    "exact": set(),
+    "addresses": {"errors", "records"},
     "arrays": {"errors"},
     "models": BOTTOM,
     "features": BOTTOM,
