@@ -77,7 +77,7 @@ async def invite(visit: Visit) -> Response:
         wanted = visit.request.query_params.get("task", running[0] if len(running) == 1 else "")
         form = {"number": "20", "uses": "1", "ends": "30d", "rate": "", "label": "", "task": wanted}
         return await _invite_page(visit, form, {})
-    form = dict(visit.form)
+    form = {"number": "", "uses": "", "ends": "", "rate": "", "label": "", "task": "", **visit.form}
     try:
         batch = await _make(visit, form)
     except BadInvitation as error:
