@@ -40,7 +40,7 @@ def test_check_prints_the_price_and_the_hash():
         "all 100 check-ins",
         "0.9585",
         "29.81",
-        "no sample shows",
+        "blurred with noise",
     ):
         assert word in answer.out
     assert settled(find_task("activity")).hash.hex() in answer.out, "the hash that a server would host"

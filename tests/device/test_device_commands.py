@@ -65,7 +65,7 @@ def test_an_owner_joins_sees_the_price_caps_it_reads_the_ledger_and_leaves(serve
     source = write_rows(tmp_path / "rows.csv", 30)
     refused = command("join", server.address, server.code, "--source", source, cwd=tmp_path, code=1)
     assert "Nobody is there to answer. Nothing was sent." in refused.stderr
-    assert "blurred so that no sample shows" in refused.stdout
+    assert "blurred with noise" in refused.stdout
     first = command("join", server.address, server.code, "--source", source, "--yes", "--check-ins", 1, cwd=tmp_path)
     assert "any one sample loses at most ε = 1.5" in " ".join(first.stdout.split())
     assert ", this device ε = " in " ".join(first.stdout.split())

@@ -92,7 +92,7 @@ def test_masked_devices_join_take_part_verify_and_leave(tmp_path):
         assert "All of it leaves under masks" in text
         assert "The price with at most 0 colluders" in text
         assert "in all the 2 check-ins in which it serves" in text
-        assert "If everyone else colludes: a sample ε =" in text
+        assert "If everyone else colludes, or the server made them up: a sample ε =" in text
         assert "waiting for the cohort: " in text
         assert "devices are here" in text
         assert summary["check_ins"] == 16

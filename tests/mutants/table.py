@@ -1971,4 +1971,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/device/test_runner.py::"
         "test_a_device_whose_message_is_too_large_says_so_and_charges_nothing_more_until_it_is_taken",
     ),
+    Mutant(
+        "odds for people forget delta",
+        "privacy/odds.py",
+        "(1 + delta * math.exp(-epsilon)) / (1",
+        "1 / (1",
+        "tests/privacy/test_odds.py::test_no_guess_is_right_more_often_than_the_page_says[0.9-2.0]",
+    ),
+    Mutant(
+        "odds for people are rounded down",
+        "privacy/odds.py",
+        "math.ceil(self.right * 1000 - 1e-9)",
+        "math.floor(self.right * 1000)",
+        "tests/privacy/test_odds.py::test_words_follow_the_number[1.0-strong-at most 73.2 %]",
+    ),
+    Mutant(
+        "a guess that is nearly always right is called weakly protected",
+        "privacy/odds.py",
+        "if self.right > WEAK:",
+        "if self.right > 1:",
+        "tests/privacy/test_odds.py::test_words_follow_the_number[7.0-none-more than 99.9 %]",
+    ),
 )

@@ -588,6 +588,8 @@ async def _admitted(client: Client, home: Folder, code: str, devices: int) -> Se
 
 def _show(report: Report, shown: Consent) -> None:
     """The promise and the price, as its owner reads them."""
+    from crowdml.privacy.odds import odds
+
     report.heading(shown.title or shown.name)
     if shown.collects:
         report.print(one_line(shown.collects))
@@ -600,15 +602,21 @@ def _show(report: Report, shown: Consent) -> None:
     if shown.colluders is None:
         condition = f"The price, at δ = {shown.delta:g}"
     else:
-        report.print("All of it leaves under masks: the server sees the sum over a cohort, and no device's own values.")
+        report.print(
+            "All of it leaves under masks: as long as nobody breaks X25519 or AES, the server sees the sum over a "
+            "cohort, and no device's own values. A colluder is a device that works with the server, or is curious "
+            "about the others."
+        )
         condition = f"The price with at most {count_text(shown.colluders, 'colluder')}, at δ = {shown.delta:g}"
     report.print(
         f"{condition}: any one sample loses at most ε = {epsilon_text(shown.epsilon_sample)}{serves}; "
         f"the device, as if all its samples were replaced, ε = {epsilon_text(shown.epsilon_device)} after {times}."
     )
+    report.print(odds(shown.epsilon_sample, shown.delta).sentence)
     if shown.epsilon_sample_alone is not None and shown.epsilon_device_alone is not None:
         report.print(
-            f"If everyone else colludes: a sample ε = {epsilon_text(shown.epsilon_sample_alone)}, "
+            "If everyone else colludes, or the server made them up: a sample ε = "
+            f"{epsilon_text(shown.epsilon_sample_alone)}, "
             f"the device ε = {epsilon_text(shown.epsilon_device_alone)}."
         )
     report.line(f"Task {shown.name}, sha256 {shown.task}")

@@ -229,7 +229,7 @@ def _plan(task: Task, settings: Settings, model: Model, *, l1: float, l2: float)
 
 def _promise(masked: bool) -> str:
     whole = "as part of a cohort's sum that is " if masked else ""
-    return f"where the model would go from here, {whole}blurred so that no sample shows"
+    return f"where the model would go from here, {whole}blurred with noise"
 
 
 def _float_error(settings: Settings, model: Model, bound: float, rate: float) -> Fraction:

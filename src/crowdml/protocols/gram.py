@@ -155,7 +155,7 @@ def _mechanism(task: Task, settings: Settings) -> SkellamGram:
         masking.honest,
         Grid(Fraction(1, clip)),
         Rows(0, settings.batch),
-        "how features and labels go together, summed over a crowd and blurred so that nothing single shows",
+        "how features and labels go together, summed over a crowd and blurred with noise",
         settings.positive,
         Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE,
     )

@@ -75,8 +75,8 @@ LARGEST_WEIGHT = 1e9
 BETAS = (0.9, 0.99)
 """Of Adam on the server."""
 
-BLURRED = "where the model would go from here, blurred so that nothing single shows"
-IN_A_SUM = "where the model would go from here, in a cohort's sum that is blurred so that nothing single shows"
+BLURRED = "where the model would go from here, blurred with noise"
+IN_A_SUM = "where the model would go from here, in a cohort's sum that is blurred with noise"
 
 LEAST_SHARE = Fraction(1, FINEST_CLIP)
 """Of an update: a smaller one is nothing on the finest grid, and there a schedule ends."""

@@ -182,7 +182,7 @@ def _table(task: Task, settings: Settings, model: Model) -> tuple[Mapping[str, M
     privacy, norm = task.privacy, task.features.norm
     everything, held_out = Rows(0, settings.batch), Rows(0, settings.held_out or settings.batch)
     used = Rows(settings.held_out, settings.batch)
-    blurred = "how the model should change, blurred so that no sample shows"
+    blurred = "how the model should change, blurred with noise"
     if privacy.mechanism == "none":
         seen = Observer.ANYONE if task.masking is None else Observer.AGGREGATE
         exposed = Exposed(
@@ -239,7 +239,7 @@ def _masked_table(task: Task, settings: Settings, model: Model) -> tuple[Mapping
     l2 = Fraction(2 * clip)
     used, everything = Rows(settings.held_out, settings.batch), Rows(0, settings.batch)
     held_out = Rows(0, settings.held_out or settings.batch)
-    blurred = "how the model should change, as part of a cohort's sum that is blurred so that no sample shows"
+    blurred = "how the model should change, as part of a cohort's sum that is blurred with noise"
     variance = share(l2, l1_of(l2, length), "gradient")
     table: dict[str, Mechanism] = {"gradient": SkellamSum(clip, variance, honest, grid, used, length, blurred)}
     if "errors" in epsilon:

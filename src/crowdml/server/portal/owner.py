@@ -18,13 +18,14 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
+from crowdml.privacy.odds import odds
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hub
 from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.kept import kept
 from crowdml.server.portal.pages import language, redirect, render
 from crowdml.server.portal.public import contact
-from crowdml.server.portal.studies import SAYS_LITTLE, Price, Study, price_of, studies
+from crowdml.server.portal.studies import Price, Study, price_of, studies
 from crowdml.storage.server import Device, Given
 from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
@@ -181,7 +182,7 @@ async def page(request: Request) -> Response:
         entries=[Entry(each, titles[each.task], _statement(each)) for each in given],
         check_ins=sum(counts.values()),
         newest=NEWEST,
-        says_little=SAYS_LITTLE,
+        odds=odds,
         closes=language(request).clock(datetime.fromtimestamp(owner.ends, UTC)),
         contact=await contact(request),
     )

@@ -23,7 +23,7 @@ from crowdml.server.portal.kept import kept
 from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import answer, code, language, page_text, render
 from crowdml.server.portal.places import Places, place_map, places_of
-from crowdml.server.portal.studies import SAYS_LITTLE, Study, certainty, cohorts_of, find_study, shown_loss, studies
+from crowdml.server.portal.studies import Study, cohorts_of, find_study, shown_loss, studies
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
 
@@ -80,13 +80,11 @@ async def study(request: Request) -> Response:
             price=found.price,
             watched=found.figures.watched,
             shown_loss=lambda loss: shown_loss(loss, said),
-            certainty=certainty,
             masking=found.task.masking,
             cohorts=cohorts,
             places=places,
             place_map=place_map,
             place_states={name: said(f"study.places.state.{name}") for name in ("alive", "silent", "free")},
-            says_little=SAYS_LITTLE,
             error_now=error_now(found, said),
             drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],
             thinned=charts.thinned,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total
 from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.odds import Odds, odds
 from crowdml.protocol import Quote, affordable, quote
 from crowdml.protocols import find, refusal
 from crowdml.server.histograms import is_histogram
@@ -29,7 +30,6 @@ __all__ = [
     "Price",
     "Row",
     "Study",
-    "certainty",
     "charts_of",
     "cohorts_of",
     "find_price",
@@ -43,8 +43,6 @@ SHORTEST = 12
 """Hex digits of a task's hash in an address."""
 COUNTED = {"error": {"errors"}, "labels": {"labels", "counts"}}
 """What a plot needs a study's devices to let out: one of these rows of its mechanisms."""
-SAYS_LITTLE = 7.0
-"""An epsilon from which a guess may be right 999 times of 1,000: as a promise it says little."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,26 @@ class Price:
     @property
     def delta(self) -> float:
         return self.quote.delta
+
+    @property
+    def odds(self) -> Odds:
+        """How often a guess about one sample can be right, after all check-ins in which it served."""
+        return odds(self.sample, self.delta)
+
+    @property
+    def odds_alone(self) -> Odds:
+        """The odds of that guess if everyone else colludes."""
+        return odds(self.sample_alone, self.delta)
+
+    @property
+    def odds_device(self) -> Odds:
+        """How often a guess about all samples of a device can be right, after one check-in."""
+        return odds(self.device, self.delta)
+
+    @property
+    def odds_device_all(self) -> Odds:
+        """The odds of a guess about all samples of a device, after all check-ins; without a budget they never end."""
+        return odds(math.inf if self.device_all is None else self.device_all, self.delta)
 
     def device_after(self, check_ins: int) -> float:
         """The device's total after so many check-ins."""
@@ -196,11 +214,6 @@ class Study:
 def charts_of(task: Task) -> tuple[str, ...]:
     rows = {each.name for each in price_of(task).rows}
     return tuple(name for name in CHARTS if name not in LOOKS and (name not in COUNTED or COUNTED[name] & rows))
-
-
-def certainty(epsilon: float) -> float:
-    """How often a guess about an even bet may be right, at most, once it has seen what cost `epsilon`."""
-    return 1 / (1 + math.exp(-epsilon))
 
 
 MOST_PRICES = 4096
