@@ -106,6 +106,28 @@ def test_a_gap_is_refused_and_names_the_seq_that_is_expected(server: Running, de
     assert server.state(TASK) == state
 
 
+def test_a_check_in_whose_totals_fell_is_refused_and_changes_nothing(server: Running, device: Device) -> None:
+    """Review 2, privacy finding 2: such a device goes on from an older copy of its ledger."""
+    said = Statement(("zcdp 2",), 20, ("zcdp 1/10",))
+    first = device.envelope(TASK, statement=said)
+    assert device.send(TASK, first).status == 202
+    state = server.state(TASK)
+    for less in (
+        dataclasses.replace(said, samples=19),
+        dataclasses.replace(said, device=("zcdp 1",)),
+        dataclasses.replace(said, dearest=()),
+    ):
+        answer = device.check_in(TASK, seq=2, statement=less)
+        assert (answer.status, answer.slug) == (409, "totals-fell")
+        assert "expected" not in answer.problem, "no device may take it for a matter of numbers"
+    assert server.state(TASK) == state
+    assert device.check_in(TASK, seq=2, statement=dataclasses.replace(said, samples=21)).status == 202
+    assert device.send(TASK, first).status == 200, "what was taken is taken, whatever came since"
+    assert device.check_in(OTHER, seq=1, statement=dataclasses.replace(said, samples=1)).status == 202, (
+        "it may have waited"
+    )
+
+
 def test_seqs_are_counted_for_each_task_apart(device: Device) -> None:
     assert device.check_in(TASK, seq=1).status == 202
     assert device.check_in(OTHER, seq=1).status == 202

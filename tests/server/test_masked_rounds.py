@@ -17,7 +17,8 @@ from device import MSGPACK, Running, make_task, serving
 from masked_device import MaskedDevice, crowd, make_masked, through, total_of
 from real_postgresql import fresh_database
 
-from crowdml.messages import decode, encode, total
+from crowdml.messages import SERVER, Envelope, decode, encode, total
+from crowdml.secagg.device import advertise
 from crowdml.secagg.messages import Advert, Masked, open_message
 from crowdml.secagg.messages import encode as pack_secagg
 from crowdml.server import rounds as server_rounds
@@ -27,9 +28,10 @@ from crowdml.server.runner import Fold
 from crowdml.server.sizes import largest_masked, largest_message
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.storage.server import Store, StoreError, restore
-from crowdml.wire.envelopes import open_signed
+from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.problems import PROBLEMS
 from crowdml.wire.rounds import open_view
+from crowdml.wire.statements import Statement
 
 MANY = Limits(device_rate=1e6, device_burst=1e6, address_rate=1e6, address_burst=1e6)
 TASK, UNMASKED = make_masked("http"), make_task("unmasked")
@@ -197,6 +199,22 @@ def test_an_advert_that_is_not_what_its_device_signed_is_refused(server: Running
     answer = device.post(device.envelope("secagg/advert/1", advert(device, **changes), number))
     assert (answer.status, answer.slug) == (PROBLEMS[slug].status, slug)
     assert device.id not in server.hub.rounds(TASK.hash).active[number].state.adverts
+
+
+def test_an_advert_with_smaller_totals_than_the_last_check_in_is_refused(tmp_path: Path) -> None:
+    """Review 2, privacy finding 2: a device with an older ledger hears of it before it draws a second time."""
+    task = make_masked("fallen")
+    with serving(tmp_path, task, limits=MANY) as server:
+        number, (first, *_) = play(server, task)
+        view = first.look()
+        assert view.round == number + 1
+        first.inner.seq = 0
+        less = Statement(("zcdp 1/11",), 1, ("zcdp 1/10",))
+        state = advertise(first.terms, view.round, first.inner.key, after=number)
+        envelope = Envelope(task.hash, first.id, frozenset((SERVER,)), view.round, Advert.kind, state.sent)
+        answer = first.post(sign(envelope, less, first.inner.key))
+        assert (answer.status, answer.slug) == (409, "totals-fell")
+        assert first.begin(view.round).status == 202
 
 
 def test_other_refusals_of_a_round_have_each_their_problem(server: Running) -> None:

@@ -37,6 +37,7 @@ from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.letters import MOST_LETTER_BYTES, MOST_LETTERS, Letter, Mailbox
+from crowdml.wire.packing import pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import MOST_STEPS, STEP, Receipt, chain_next, chain_start, open_receipt, sign_receipts
 from crowdml.wire.requests import (
@@ -50,7 +51,7 @@ from crowdml.wire.requests import (
     owner_link,
 )
 from crowdml.wire.rounds import LARGEST_VIEW, PHASES, RoundView, publication_hash
-from crowdml.wire.statements import Statement
+from crowdml.wire.statements import Statement, totals_fell
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
 DEVICE, OTHER, SERVER_KEY = (Key.from_secret(bytes([n]) * 32) for n in (1, 2, 3))
@@ -472,6 +473,39 @@ def _check_margins(task: Task, weights: Any, batch: Samples) -> None:
     assert ((apart > 1e-3) | (apart == 0)).all(), "Choose other samples: a vector must be the same on every machine."
 
 
+FALLS: dict[str, tuple[Statement, Statement]] = {
+    "the same": (Statement(("pure 1",), 10, ("pure 1/10",)), Statement(("pure 1",), 10, ("pure 1/10",))),
+    "more of everything": (Statement(("zcdp 1/3",), 10, ("zcdp 1/30",)), Statement(("zcdp 2/5",), 11, ("zcdp 1/29",))),
+    "fewer samples": (Statement(("pure 1",), 10, ("pure 1/10",)), Statement(("pure 1",), 9, ("pure 1/10",))),
+    "a smaller device total": (
+        Statement(("pure 1",), 10, ("pure 1/10",)),
+        Statement(("pure 99/100",), 10, ("pure 1",)),
+    ),
+    "a smaller dearest sample": (
+        Statement(("pure 1",), 10, ("pure 1/10",)),
+        Statement(("pure 9",), 20, ("pure 1/11",)),
+    ),
+    "a kind is gone": (Statement(("pure 1", "zcdp 1"), 10, ("zcdp 1",)), Statement(("zcdp 9",), 20, ("zcdp 1",))),
+    "a kind of zero is gone": (Statement(("pure 1", "renyi 2:0,4:0"), 1, ()), Statement(("pure 1",), 1, ())),
+    "a new kind": (Statement(("pure 1",), 10, ("pure 1",)), Statement(("pure 1", "zcdp 1"), 20, ("pure 1", "zcdp 1"))),
+    "unbounded is gone": (Statement(("unbounded",), 10, ()), Statement(("pure 9",), 20, ())),
+    "a smaller order": (Statement(("renyi 2:1,4:3",), 1, ()), Statement(("renyi 2:1,4:2",), 2, ())),
+    "an order between two": (Statement(("renyi 2:1,8:3",), 1, ()), Statement(("renyi 2:2,4:3",), 2, ())),
+    "an order between two, smaller": (Statement(("renyi 2:1,8:3",), 1, ()), Statement(("renyi 2:2,4:2",), 2, ())),
+    "fewer orders": (Statement(("renyi 2:1,8:3",), 1, ()), Statement(("renyi 2:1",), 2, ())),
+}
+"""An earlier and a later statement of one device."""
+
+
+def statements() -> Any:
+    """Pairs of packed statements, and whether the totals of the later one fell."""
+    packed = {name: tuple(pack(each.plain()) for each in pair) for name, pair in FALLS.items()}
+    return [
+        {"name": name, "before": before.hex(), "now": now.hex(), "fell": totals_fell(before, now)}
+        for name, (before, now) in packed.items()
+    ]
+
+
 def problems() -> Any:
     example = Problem("seq-gap", "Seq 9 arrived, and 7 is next.", expected=7)
     return {
@@ -582,6 +616,7 @@ def build() -> dict[str, str]:
     vectors = {
         "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
         "messages": messages(), "rounds": rounds(), "letters": letters(), "sgd": protocol_sgd(), "problems": problems(),
+        "statements": statements(),
     }  # fmt: skip
     files = {f"vectors/{name}.json": value for name, value in vectors.items()}
     files |= {f"schemas/{name}.json": value for name, value in schemas().items()}

@@ -41,9 +41,9 @@ class Operation:
 
 
 ENVELOPE = ("malformed", "unknown-device", "signature", "not-joined", "revoked", "unknown-task", "too-slow",
-            "seq-conflict", "seq-gap", "task-stopped", "withdrawn", "too-large", "wrong-task", "wrong-kind",
-            "wrong-recipient", "wrong-place", "wrong-message", "stale", "round-refused", "round-over", "busy",
-            "not-ready", "task-paused", "full")  # fmt: skip
+            "seq-conflict", "seq-gap", "totals-fell", "task-stopped", "withdrawn", "too-large", "wrong-task",
+            "wrong-kind", "wrong-recipient", "wrong-place", "wrong-message", "stale", "round-refused", "round-over",
+            "busy", "not-ready", "task-paused", "full")  # fmt: skip
 SIGNED = ("authorization", "clock", "signature", "unknown-device", "forbidden", "revoked", "withdrawn")
 READER = ("unknown-task", "closed", "authorization", "clock", "signature", "unknown-device", "not-joined", "revoked",
           "withdrawn")  # fmt: skip

@@ -23,7 +23,7 @@ from crowdml.messages import SERVER, Envelope, encode, total
 from crowdml.protocol import Context, Protocol, Publish, Step, Stop, advance
 from crowdml.protocols import find, refusal
 from crowdml.secagg import server as masking
-from crowdml.secagg.messages import Masked
+from crowdml.secagg.messages import Advert, Masked
 from crowdml.secagg.server import ServerRound
 from crowdml.secagg.terms import Terms, terms_of
 from crowdml.server.relay import relay_of
@@ -36,7 +36,7 @@ from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import chain_next, chain_start, sign_receipts
-from crowdml.wire.statements import Statement, is_plausible
+from crowdml.wire.statements import Statement, is_plausible, totals_fell
 from crowdml.wire.states import pack_state, unpack_state
 from crowdml.wire.validate import decode_message, decode_messages
 
@@ -255,6 +255,7 @@ class TaskRunner:
         rounds = self.rounds
         assert rounds is not None
         answers: list[Any] = [self._flaw(signed) for signed in batch]
+        self._refuse_fallen(batch, answers)
         active, said = rounds.active, list[RoundMessage]()
         vectors: dict[int, Masked] = {}
         reserved: set[tuple[int, str]] = set()
@@ -304,6 +305,17 @@ class TaskRunner:
             elif not is_posted and (answer is None or isinstance(answer, Problem)):
                 answers[place] = self.repeated(signed) or answer  # it is in the journal, though its round is over
         return answers
+
+    def _refuse_fallen(self, batch: Sequence[Signed], answers: list[Any]) -> None:
+        """Refuse an advert of a device whose totals fell: before it draws a second time."""
+        adverts = [place for place, signed in enumerate(batch) if signed.envelope.kind == Advert.kind]
+        if not adverts:
+            return
+        before = self.store.statements(self.task.hash, {batch[place].envelope.sender for place in adverts})
+        for place in adverts:
+            said = before.get(batch[place].envelope.sender)
+            if answers[place] is None and said is not None and totals_fell(said, batch[place].said):
+                answers[place] = Problem("totals-fell", "The device comes with smaller totals than its last check-in.")
 
     def _told(self, status: int, signed: Signed) -> Answer:
         assert self.rounds is not None
@@ -419,6 +431,8 @@ def problem_of(refused: Refused) -> Problem:
         )
     if refused.reason == "gap":
         return Problem("seq-gap", f"Seq {refused.seq} came before {refused.expected}.", expected=refused.expected)
+    if refused.reason == "fell":
+        return Problem("totals-fell", f"Seq {refused.seq} comes with smaller totals than the check-in before it.")
     slug = {"unknown": "unknown-device", "revoked": "revoked", "withdrawn": "withdrawn"}[refused.reason]
     return Problem(slug, f"Device {refused.device} is not, or no longer, enrolled here.")
 

@@ -89,6 +89,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Never change a message that was sent; send the next one under the seq in `expected`.",
     ),
     "seq-gap": ProblemKind(409, "Messages are missing before this one", "Send the message whose seq is `expected`."),
+    "totals-fell": ProblemKind(
+        409,
+        "The totals of this device fell",
+        "Stop, and go on from the newest copy of the ledger: it gave more than this one knows.",
+    ),
     "round-refused": ProblemKind(
         409, "A round of masking does not take this", "Drop the message, and take part in the next round."
     ),

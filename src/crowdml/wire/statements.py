@@ -19,7 +19,16 @@ from crowdml.records import record
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader
 from crowdml.wire.problems import Problem
 
-__all__ = ["LARGEST_STATEMENT", "Statement", "is_exact", "is_plausible", "losses_of", "open_statement", "total_of"]
+__all__ = [
+    "LARGEST_STATEMENT",
+    "Statement",
+    "is_exact",
+    "is_plausible",
+    "losses_of",
+    "open_statement",
+    "total_of",
+    "totals_fell",
+]
 
 LONGEST_LOSS = 4096
 """Bytes of a loss text: a Renyi loss has a fraction for each order."""
@@ -90,6 +99,52 @@ def open_statement(data: bytes) -> Statement:
     said = Statement.read(reader)
     reader.end()
     return said
+
+
+def totals_fell(before: bytes, now: bytes) -> bool:
+    """Whether a packed statement names less than an earlier one of the same device. Nothing is ever refunded, so then
+    the device goes on from an older copy of its ledger."""
+    if before == now:
+        return False
+    earlier, later = (Statement.of_packed(data) or open_statement(data) for data in (before, now))
+    return (
+        later.samples < earlier.samples or _fell(earlier.device, later.device) or _fell(earlier.dearest, later.dearest)
+    )
+
+
+def _fell(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
+    """Whether any kind of loss is smaller now. One of zero may be left out: it says the same."""
+    if before == now:
+        return False
+    later = {text.partition(" ")[0]: text for text in now}
+    for text in before:
+        kind = text.partition(" ")[0]
+        found = later.get(kind)
+        if kind == "unbounded":
+            if found is None:
+                return True
+            continue
+        earlier = _values(text)
+        if found is None:
+            if any(above for _, above, _ in earlier):
+                return True
+            continue
+        for order, above, below in _values(found):
+            # At an order that is not listed a total has the value of the next one that is.
+            least = next((value for value in earlier if value[0] >= order), None)
+            if least is not None and above * least[2] < least[1] * below:
+                return True
+    return False
+
+
+def _values(text: str) -> list[tuple[int, int, int]]:
+    """Order, numerator and denominator of each fraction in a loss that was read; a loss without orders has order 0."""
+    found: list[tuple[int, int, int]] = []
+    for pair in text.partition(" ")[2].split(","):
+        order, _, value = pair.rpartition(":")
+        above, _, below = value.partition("/")
+        found.append((int(order or 0), int(above), int(below or 1)))
+    return found
 
 
 def losses_of(total: Total) -> tuple[str, ...]:

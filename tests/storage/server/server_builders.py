@@ -33,9 +33,19 @@ def prepare(store: Store, devices: int = 3) -> bytes:
     return task
 
 
-def check_in(device: int, seq: int, text: str = "", size: int = 0, at: str = NOW, task: bytes = TASK) -> JournalRow:
+def check_in(
+    device: int,
+    seq: int,
+    text: str = "",
+    size: int = 0,
+    at: str = NOW,
+    task: bytes = TASK,
+    samples: int | None = None,
+) -> JournalRow:
     """A check-in whose body says who and what; `text` makes other bytes of it."""
     body = f"{device}:{seq}:{text}".encode().ljust(size, b".")
     envelope = Envelope(task, name(device), frozenset({SERVER}), seq, "sgd/gradient/1", body)
-    data = bytes(64) + pack_envelope(envelope, Statement(("zcdp 1/10",), 10 * seq, ("pure 1/10",)))
+    data = bytes(64) + pack_envelope(
+        envelope, Statement(("zcdp 1/10",), 10 * seq if samples is None else samples, ("pure 1/10",))
+    )
     return JournalRow.of(open_signed(data), at)

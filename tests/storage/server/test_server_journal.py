@@ -217,6 +217,19 @@ def test_without_a_snapshot_nothing_is_reduced(url):
         assert len(list(store.tail(task))) == 4
 
 
+def test_a_check_in_whose_totals_fell_is_refused_within_a_batch_too(url):
+    """Review 2, privacy finding 2. Each is compared with the device's entry before it, whichever batch that was in."""
+    with Store(url) as store:
+        task = prepare(store)
+        rows = [check_in(0, 1, samples=10), check_in(0, 2, samples=9), check_in(1, 1, samples=5), check_in(0, 2)]
+        answers = store.append(task, rows)
+        assert [type(each).__name__ for each in answers] == ["Entry", "Refused", "Entry", "Entry"]
+        assert answers[1] == Refused(name(0), 2, "fell", 2)
+        assert store.append(task, [check_in(0, 3, samples=19)]) == [Refused(name(0), 3, "fell", 3)]
+        assert [each.is_new for each in store.append(task, [check_in(0, 1, samples=10)])] == [False]
+        assert set(store.statements(task, {name(0), name(1), name(2)})) == {name(0), name(1)}
+
+
 def test_reduced_bodies_are_gone_but_for_each_devices_signed_statement(url):
     with Store(url) as store:
         task = prepare(store)

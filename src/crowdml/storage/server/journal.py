@@ -30,6 +30,7 @@ from crowdml.storage.server.schema import (
 )
 from crowdml.wire.envelopes import Signed, open_signed
 from crowdml.wire.receipts import chain_next, chain_start
+from crowdml.wire.statements import totals_fell
 
 __all__ = [
     "Contribution",
@@ -84,12 +85,13 @@ class Refused:
     """A check-in that changed nothing.
 
     `other-bytes`: this seq is in the journal with another hash. `gap`: the next seq of this device is `expected`.
-    `unknown`, `revoked`, `withdrawn`: the device is not, or no longer, enrolled.
+    `unknown`, `revoked`, `withdrawn`: the device is not, or no longer, enrolled. `fell`: its statement names less than
+    that of the device's entry before it in this task.
     """
 
     device: str
     seq: int
-    reason: Literal["other-bytes", "gap", "unknown", "revoked", "withdrawn"]
+    reason: Literal["other-bytes", "gap", "unknown", "revoked", "withdrawn", "fell"]
     expected: int
 
 
@@ -179,24 +181,27 @@ class Journal(Database):
         left: list[tuple[int, int]] = []
         entries: list[tuple[Any, ...]] = []
         bodies: list[tuple[Any, ...]] = []
+        spoke: dict[int, int] = {}  # where in `entries` each device's last one is
         for name, seq, hash_, signed, statement, received_at in rows:
             found = known.get(name)
             if found is None or found[1] or found[2]:
                 reason = "unknown" if found is None else "withdrawn" if found[2] else "revoked"
                 answers.append(Refused(name, seq, reason, 0))
                 continue
-            writer, _, _, last, *pointer = found
+            writer, _, _, last, said, *pointer = found
             if writer in moved:
-                last = moved[writer][2]
+                last, said = moved[writer][2], entries[spoke[writer]][6]
             if seq > last + 1:
                 answers.append(Refused(name, seq, "gap", last + 1))
+            elif seq == last + 1 and said is not None and totals_fell(bytes(said), statement):
+                answers.append(Refused(name, seq, "fell", last + 1))
             elif seq == last + 1:
                 index, chain = index + 1, chain_next(chain, task, name, seq, hash_)
                 fresh[name, seq] = entry = Entry(name, seq, index, hash_, chain, True)
                 if writer not in moved and pointer[1] is not None:
                     left.append((pointer[0], pointer[1]))
                 moved[writer] = number, writer, seq, index, hash_
-                place = len(entries)
+                place = spoke[writer] = len(entries)
                 entries.append((number, index, writer, seq, hash_, chain, statement, times[received_at], place))
                 bodies.append((number, index, signed))
                 answers.append(entry)
@@ -221,8 +226,11 @@ class Journal(Database):
                 cursor.executemany(sql["forget"], stale)
         return answers
 
-    def _known(self, cursor: Any, number: int, names: set[str]) -> dict[str, tuple[int, bool, bool, int, Any, Any]]:
-        """For each enrolled device: its number, whether it was revoked or withdrew, its last seq, its last entry."""
+    def _known(
+        self, cursor: Any, number: int, names: set[str]
+    ) -> dict[str, tuple[int, bool, bool, int, Any, Any, Any]]:
+        """For each enrolled device: its number, whether it was revoked or withdrew, its last seq and statement in this
+        task, and its last entry in any."""
         wanted = json.dumps([*names]) if self.is_sqlite else [*names]
         found = cursor.execute(self._sql["device"], (number, wanted)).fetchall()
         return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0, *row[5:]) for row in found}
@@ -232,6 +240,12 @@ class Journal(Database):
         return _SQLITE if self.is_sqlite else _POSTGRESQL
 
     # Read
+
+    def statements(self, task: bytes, devices: set[str]) -> dict[str, bytes]:
+        """The packed statement of each device's last entry in this task, where it has one."""
+        with self.reading() as connection:
+            known = self._known(connection.connection.cursor(), task_number(connection, task), devices)
+        return {name: bytes(row[4]) for name, row in known.items() if row[4] is not None}
 
     def head(self, task: bytes) -> Head:
         """Where the task's journal stands; index 0 before the first entry."""
@@ -641,8 +655,9 @@ _SQLITE = {
     "task": "select number from task where hash = ?",
     "head": 'select "index", chain from journal where task = ? order by "index" desc limit 1',
     "device": """
-        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq, d.last_task, d.last_index
+        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq, j.statement, d.last_task, d.last_index
         from device d left join latest l on l.task = ? and l.device = d.number
+        left join journal j on j.task = l.task and j."index" = l."index"
         where d.id in (select value from json_each(?))""",
     "entry": 'select "index", hash, chain from journal where task = ? and device = ? and seq = ?',
     "insert": """
