@@ -681,7 +681,7 @@ def _spent(summary: Summary, device: str) -> str:
     is_masked = sample > summary.epsilon_sample or whole > summary.epsilon_device
     return (
         f"{count_text(summary.check_ins, 'check-in')}. "
-        "Over everything ever given the dearest sample has paid ε = "
+        "Over everything given to this server from this folder the dearest sample has paid ε = "
         f"{epsilon_text(summary.epsilon_sample)}, {device} ε = {epsilon_text(summary.epsilon_device)} "
         f"(δ = {summary.delta:g})."
         + (f" If everyone else colludes: {epsilon_text(sample)} and {epsilon_text(whole)}." if is_masked else "")
