@@ -6,6 +6,7 @@ A message says what happened, with numbers; how things stand; and what to do. It
 from __future__ import annotations
 
 __all__ = [
+    "ASK_FOR_STATEMENT",
     "BudgetExhausted",
     "CrowdmlError",
     "DataError",
@@ -37,6 +38,13 @@ class BudgetExhausted(CrowdmlError):  # noqa: N818  # reads as the sentence it r
 
 class LedgerError(CrowdmlError):
     """The ledger could not be read or written; nothing was sent."""
+
+
+ASK_FOR_STATEMENT = (
+    "Move `ledger.sqlite`, and the files whose names begin with it, out of the folder: `crowdml join` then asks the "
+    "server for the last statement that this device signed, and begins a new ledger from its totals."
+)
+"""What to do about a ledger that cannot be trusted. An older copy in its place would forget what was given since."""
 
 
 class LeakError(CrowdmlError):

@@ -79,7 +79,12 @@ def test_a_mark_tells_the_round_and_older_lines_have_none(tmp_path: Path) -> Non
     marks.add(1, Mark(2, 9, "bb" * 32, 12))
     marks.flush()
     marks.close()
-    assert read_marks(path) == {0: Mark(1, 5, "aa" * 32), 1: Mark(2, 9, "bb" * 32, 12)}
+    found = read_marks(path)
+    assert {device: each.last for device, each in found.items()} == {
+        0: Mark(1, 5, "aa" * 32),
+        1: Mark(2, 9, "bb" * 32, 12),
+    }
+    assert (found[0].round(""), found[1].round("")) == (0, 12)
 
 
 def test_a_lower_round_is_waited_out_and_no_key_is_made_for_it(tmp_path: Path) -> None:

@@ -176,7 +176,8 @@ def test_after_a_lost_ledger_an_older_statement_of_the_same_device_leaves_it_exh
     home = joined(tmp_path, TASK)
     fleet, _ = run(home, server.address, server.code, TASK, rows(20))
     who, last = fleet.all_keys()[0][1].id, server.check_ins(TASK)
-    assert home.last_marks()[0] == Mark(4, 20, open_signed(server.hub.store.statement(who)).hash.hex())
+    hash_ = open_signed(server.hub.store.statement(who)).hash.hex()
+    assert home.marked()[0].last == Mark(4, 20, hash_, task=TASK.hash.hex())
     (home.path / LEDGER).unlink()
     with server.hub.store.writing() as connection:
         connection.execute(sa.update(device_table).where(device_table.c.id == who).values(last_index=last - 1))
@@ -188,14 +189,17 @@ def test_after_a_lost_ledger_an_older_statement_of_the_same_device_leaves_it_exh
         assert ledger.charges() == ()
 
 
-def test_a_mark_is_on_disk_when_the_message_is_and_a_line_cut_short_or_garbled_does_not_count(tmp_path):
-    home = Folder(tmp_path)
-    first, second = Mark(1, 5, "aa"), Mark(2, 10, "bb")
+def test_a_mark_is_on_disk_after_the_message_is_and_a_line_cut_short_or_garbled_does_not_count(tmp_path):
+    home, task = Folder(tmp_path), TASK.hash.hex()
+    first, second = Mark(1, 5, "aa", 0, task), Mark(2, 10, "bb", 0, task)
+
+    def last() -> dict[int, Mark]:
+        return {device: marked.last for device, marked in home.marked().items()}
+
     with home.marks() as marks, Ledger(":memory:") as ledger:
         commit = Commits(ledger, 0.0, marks)
-        marks.add(3, first)
-        assert home.last_marks() == {}
-        assert asyncio.run(commit(home.last_marks)) == {3: first}
+        assert asyncio.run(commit(last, [(3, first)])) == {}  # a mark that the ledger does not know would be a lie
+        assert last() == {3: first}
     with home.marks() as marks:
         for _ in range(20_000):
             marks.add(3, second)
@@ -204,13 +208,30 @@ def test_a_mark_is_on_disk_when_the_message_is_and_a_line_cut_short_or_garbled_d
         marks.add(4, second)
         marks.flush()
     path = tmp_path / GIVEN
-    assert (home.last_marks(), len(path.read_bytes().splitlines())) == ({3: second, 4: second}, 2)
+    assert (last(), len(path.read_bytes().splitlines())) == ({3: second, 4: second}, 2)
     assert path.stat().st_mode & 0o077 == 0
     whole = path.read_bytes()
     path.write_bytes(whole + b"[3, 9, 9")
-    assert home.last_marks() == {3: second, 4: second}
+    assert last() == {3: second, 4: second}
     path.write_bytes(b"[3, 9\n" + whole)
-    assert home.last_marks() == {}
+    assert last() == {}
+
+
+@pytest.mark.parametrize("window", [0.0, 0.001])
+def test_what_the_ledger_refused_leaves_no_mark(tmp_path, window):
+    """A mark that no ledger knows would make the next start take the ledger for an older copy."""
+    home, mark = Folder(tmp_path), Mark(1, 5, "aa", 0, TASK.hash.hex())
+
+    def refuse() -> None:
+        raise LedgerError("no")
+
+    async def both(commit: Commits) -> list[object]:
+        return await asyncio.gather(commit(refuse, [(3, mark)]), commit(lambda: 7, [(4, mark)]), return_exceptions=True)
+
+    with home.marks() as marks, Ledger(tmp_path / LEDGER) as ledger:
+        refused, done = asyncio.run(both(Commits(ledger, window, marks)))
+    assert isinstance(refused, LedgerError)
+    assert (done, list(home.marked())) == (7, [4])
 
 
 def test_after_a_lost_ledger_no_row_that_may_have_been_given_is_read_until_the_owner_says_it_is_new(server, tmp_path):
@@ -313,21 +334,6 @@ def test_a_lost_ledger_without_a_statement_leaves_the_device_exhausted(server, t
     assert (summary.check_ins, summary.endings) == (0, {"budget": 1})
     _, summary = run(home, server.address, None, TASK, rows(10), new_data=True)
     assert summary.check_ins == 0
-
-
-def test_a_message_under_a_number_that_the_server_has_is_sent_once_under_the_one_it_expects(server, tmp_path):
-    """As after a ledger that was put back from an old copy: the server is ahead of the device."""
-    home = joined(tmp_path, TASK)
-    run(home, server.address, server.code, TASK, rows(5))
-    copy = (home.path / LEDGER).read_bytes()
-    run(home, server.address, None, TASK, rows(15))
-    before = server.check_ins(TASK)
-    (home.path / LEDGER).write_bytes(copy)
-    _, summary = run(home, server.address, None, TASK, rows(10, seed=3))
-    assert summary.check_ins == 1
-    assert server.check_ins(TASK) == before + 1
-    with home.ledger() as ledger:
-        assert [open_receipt(data).seq for data in ledger.receipts()] == [1, 4]
 
 
 def test_a_message_that_the_server_refuses_for_good_stays_charged_and_its_number_is_used_again(server, tmp_path):

@@ -26,6 +26,8 @@ HTTP_ROUNDS, PHASES = (f"tests/server/test_masked_{name}.py::" for name in ("rou
 ROUNDS, SHARES, GRAPH = (f"tests/secagg/test_{name}.py::" for name in ("rounds", "shamir", "graph"))
 
 DEVICE, MARKED = "tests/device/test_masked_device.py::", "tests/device/test_round_marks.py::"
+OLDER, RUNNER = "tests/device/test_older_ledgers.py::", "tests/device/test_runner.py::"
+STATEMENTS, FALLS = "wire/statements.py", "tests/wire/test_statements.py::"
 
 MOMENTS, MOVED = "privacy/moments.py", "tests/privacy/test_moments.py::"
 GRAM = "tests/protocols/test_gram.py::"
@@ -870,9 +872,166 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a second draw in a round that given.log knows",
         "device/rounds.py",
-        "commit.marked_round(ledger.device) >= self._last:",
-        "commit.marked_round(ledger.device) > self._last:",
+        "self._marked_round() >= self._last:",
+        "self._marked_round() > self._last:",
         f"{MARKED}test_a_round_in_which_given_log_knows_of_a_draw_is_over[7-False]",
+    ),
+    # --- a ledger that went back in time (review 2, privacy findings 2 and 8) ---
+    Mutant(
+        "older ledgers: the last mark's round is the only one",
+        "device/marks.py",
+        "            self.highest[mark.task] = mark\n",
+        "            self.highest = {mark.task: mark}\n",
+        f"{OLDER}test_the_highest_round_of_each_task_is_kept_whatever_is_marked_after_it",
+    ),
+    Mutant(
+        "older ledgers: a lower round replaces the highest",
+        "device/marks.py",
+        "if mark.round and mark.round >= self.round(mark.task):",
+        "if mark.round:",
+        f"{OLDER}test_the_highest_round_of_each_task_is_kept_whatever_is_marked_after_it",
+    ),
+    Mutant(
+        "older ledgers: the round of another task's mark counts alone",
+        "device/rounds.py",
+        'max(marked.round(self.terms.task.hex()), marked.round(""))',
+        "marked.last.round",
+        f"{OLDER}test_an_older_ledger_leaves_its_round_although_another_task_was_marked_since",
+    ),
+    Mutant(
+        "older ledgers: nobody looks at the mark",
+        "device/runner.py",
+        "if check_in is not None and _is_behind(ledger, check_in):",
+        "if False:",
+        f"{OLDER}test_a_ledger_that_was_put_back_from_a_copy_is_refused_and_the_signed_statement_goes_on",
+    ),
+    Mutant(
+        "older ledgers: samples alone tell",
+        "device/runner.py",
+        "return bool(check_in.task) or ledger.samples_given()",
+        "return ledger.samples_given()",
+        f"{OLDER}test_a_copy_from_before_the_last_check_in_of_the_same_samples_is_noticed_too",
+    ),
+    Mutant(
+        "older ledgers: marks of version 0.1 tell nothing",
+        "device/runner.py",
+        "ledger.samples_given() < check_in.samples",
+        "ledger.samples_given() > check_in.samples",
+        f"{OLDER}test_marks_of_version_0_1_are_read_and_an_older_ledger_is_noticed_by_its_samples",
+    ),
+    Mutant(
+        "older ledgers: the mark is written before the ledger has the message",
+        "device/runner.py",
+        "            done = work()\n            self._mark(marks)\n            self._keep_marks()\n",
+        "            self._mark(marks)\n            self._keep_marks()\n            done = work()\n",
+        f"{RUNNER}test_what_the_ledger_refused_leaves_no_mark[0.0]",
+    ),
+    Mutant(
+        "older ledgers: in a group what was refused is marked",
+        "device/runner.py",
+        "for work, marks, future in waiting:\n",
+        "for work, marks, future in waiting:\n                    written.append(marks)\n",
+        f"{RUNNER}test_what_the_ledger_refused_leaves_no_mark[0.001]",
+    ),
+    Mutant(
+        "older ledgers: a message that a crash left unmarked stays so",
+        "device/runner.py",
+        "if not commit.keeps_marks or sent is None or sent.hash is None:",
+        "if True:",
+        f"{OLDER}test_a_device_that_was_killed_between_its_ledger_and_its_mark_goes_on",
+    ),
+    Mutant(
+        "older ledgers: a server that knows one message more is obeyed",
+        "device/runner.py",
+        "expected - 1 > self._taken:",
+        "expected - 1 > self._taken + 1:",
+        f"{OLDER}test_the_second_copy_of_a_folder_stops_for_good_and_the_first_goes_on",
+    ),
+    Mutant(
+        "older ledgers: a server that knows more is obeyed",
+        "device/runner.py",
+        "            self._notice_copy(expected)\n",
+        "",
+        f"{OLDER}test_a_whole_folder_that_was_put_back_stops_at_its_first_message",
+    ),
+    Mutant(
+        "older ledgers: a copy forgets that it is one",
+        "device/runner.py",
+        "        self.member.exhaust()\n",
+        "",
+        f"{OLDER}test_the_second_copy_of_a_folder_stops_for_good_and_the_first_goes_on",
+    ),
+    Mutant(
+        "older ledgers: a restored server is refused",
+        "device/runner.py",
+        "expected - 1 > self._taken:",
+        "expected - 1 != self._taken:",
+        f"{OLDER}test_a_server_that_was_restored_asks_for_a_smaller_number_and_the_device_goes_on",
+    ),
+    Mutant(
+        "older ledgers: a device whose totals fell goes on",
+        "device/runner.py",
+        '        elif problem.slug == "totals-fell":\n',
+        '        elif problem.slug == "never":\n',
+        f"{OLDER}test_a_device_whose_totals_fell_stops_for_good",
+    ),
+    Mutant(
+        "older ledgers: fewer samples are no fall",
+        STATEMENTS,
+        "later.samples < earlier.samples",
+        "False",
+        f"{FALLS}test_a_statement_fell_where_any_part_of_it_is_smaller[fewer samples]",
+    ),
+    Mutant(
+        "older ledgers: a smaller device total is no fall",
+        STATEMENTS,
+        "or _fell(earlier.device, later.device)",
+        "or False",
+        f"{FALLS}test_a_statement_fell_where_any_part_of_it_is_smaller[a smaller device total]",
+    ),
+    Mutant(
+        "older ledgers: a smaller dearest sample is no fall",
+        STATEMENTS,
+        "or _fell(earlier.dearest, later.dearest)",
+        "or False",
+        f"{FALLS}test_a_statement_fell_where_any_part_of_it_is_smaller[a smaller dearest sample]",
+    ),
+    Mutant(
+        "older ledgers: a loss that grew fell",
+        STATEMENTS,
+        "above * least[2] < least[1] * below",
+        "above * least[2] > least[1] * below",
+        f"{FALLS}test_a_statement_fell_where_any_part_of_it_is_smaller[more of everything]",
+    ),
+    Mutant(
+        "older ledgers: a loss of zero that is left out fell",
+        STATEMENTS,
+        "if any(above for _, above, _ in earlier):",
+        "if earlier:",
+        f"{FALLS}test_a_statement_fell_where_any_part_of_it_is_smaller[a kind of zero is gone]",
+    ),
+    Mutant(
+        "older ledgers: the server takes totals that fell",
+        "storage/server/journal.py",
+        "elif seq == last + 1 and said is not None and totals_fell(bytes(said), statement):",
+        "elif False:",
+        "tests/storage/server/test_server_journal.py::"
+        "test_a_check_in_whose_totals_fell_is_refused_within_a_batch_too[sqlite]",
+    ),
+    Mutant(
+        "older ledgers: within a batch totals may fall",
+        "storage/server/journal.py",
+        "last, said = moved[writer][2], entries[spoke[writer]][6]",
+        "last = moved[writer][2]",
+        "tests/storage/server/test_server_journal.py::"
+        "test_a_check_in_whose_totals_fell_is_refused_within_a_batch_too[sqlite]",
+    ),
+    Mutant(
+        "older ledgers: an advert of a device whose totals fell is heard",
+        "server/runner.py",
+        "if answers[place] is None and said is not None and totals_fell(said, batch[place].said):",
+        "if False:",
+        f"{HTTP_ROUNDS}test_an_advert_with_smaller_totals_than_the_last_check_in_is_refused",
     ),
     Mutant(
         "a device signs anew what it sends again",

@@ -23,7 +23,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crowdml.device.marks import Mark, Marks, read_marks
+from crowdml.device.marks import Marked, Marks, read_marks
 from crowdml.errors import CrowdmlError, DataError, GuaranteeError, LedgerError, TaskError
 from crowdml.privacy.losses import Unbounded
 from crowdml.protocol import Protocol, affordable, quote
@@ -215,7 +215,8 @@ class Folder:
             raise CrowdmlError(
                 f"{server.url} signs with the key {server.key[:12]}, and this device knows its server by "
                 f"{known.key[:12]}. "
-                "Nothing was sent. Ask whoever runs the study; to join another server, use another --folder."
+                "Nothing was sent. Ask whoever runs the study. Another server needs another --folder, with a ledger "
+                "and a budget of its own: what is given there is not counted here."
             )
         self._write(DEVICE, {**self._read(DEVICE), "server": asdict(server)})
 
@@ -323,19 +324,22 @@ class Folder:
             path = Path(draft) / LEDGER
             with Ledger(path) as ledger:
                 yield ledger
+            for beside in ("-wal", "-shm", "-journal"):  # what is left of the lost one would be taken for its log
+                (self.path / f"{LEDGER}{beside}").unlink(missing_ok=True)
             os.replace(path, self.path / LEDGER)  # SQLite has folded its log into the file on the last close
             _sync(self.path)
 
     @contextlib.contextmanager
     def marks(self) -> Generator[Marks]:
-        """Which message each device sealed last: written before it is sent, and read where the ledger is lost."""
+        """Which message each device sealed last: written before it is sent, read where the ledger is lost or old."""
         marks = Marks(self.path / GIVEN, lambda data: self._replace(Path(GIVEN), data))
         try:
             yield marks
         finally:
             marks.close()
 
-    def last_marks(self) -> dict[int, Mark]:
+    def marked(self) -> dict[int, Marked]:
+        """What `given.log` says of each device."""
         return read_marks(self.path / GIVEN)
 
     @property
@@ -361,7 +365,8 @@ class Folder:
             raise
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{self.path / name} cannot be read: {error}. Nothing was sent. Restore it from its backup."
+                f"{self.path / name} cannot be read: {error}. Nothing was sent. Mend it by hand: an older copy may not "
+                "know any more that this device gives nothing more, or what its owner has set since."
             ) from error
 
     def _write(self, name: str, values: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from crowdml.device.client import Client
 from crowdml.device.folder import Folder, Server, readable_task
+from crowdml.device.marks import Marked
 from crowdml.device.runner import Clock
 from crowdml.errors import BudgetExhausted, CrowdmlError, UnknownName
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded
@@ -233,17 +234,17 @@ async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]
     nothing more. Any older statement is the device's own too, and names smaller totals.
     """
     found: dict[int, Signed] = {}
-    marks = folder.last_marks()
+    marked = folder.marked()
     masked = any(folder.consented(bytes.fromhex(task)).masking is not None for task in folder.consents())
     for number, key in keys:
-        signed, mark = await _statement(client, key, clock), marks.get(number)
-        if signed is not None and mark is not None and signed.hash.hex() == mark.hash:
+        signed = await _statement(client, key, clock)
+        if signed is not None and number in marked and signed.hash.hex() == marked[number].last.hash:
             found[number] = signed
     exhausted = {number for number, _ in keys if number not in found}
     with folder.new_ledger() as ledger:
         for number, signed in found.items():
             try:
-                _begin_from(ledger.of(number), signed, clock.utc(), masked=masked)
+                _begin_from(ledger.of(number), signed, marked[number], clock.utc(), masked=masked)
             except BudgetExhausted:  # a total that no charge can stand for
                 exhausted.add(number)
         folder.note_recovery(frozenset(found), frozenset(exhausted))
@@ -263,9 +264,10 @@ async def _statement(client: Client, key: Key, clock: Clock) -> Signed | None:
     return signed if signed.verify(key.public) and signed.statement.samples else None
 
 
-def _begin_from(ledger: Ledger, signed: Signed, now: str, *, masked: bool) -> None:
+def _begin_from(ledger: Ledger, signed: Signed, marked: Marked, now: str, *, masked: bool) -> None:
     """One charge of each kind of loss on as many samples as were given: each as dear as the dearest was.
 
+    The ledger then knows the last check-in that was marked, and goes into no round up to those that were.
     `masked`: some of it may have left under masks. What that costs if everyone else colludes is in no statement, so
     nothing is promised.
     """
@@ -294,6 +296,11 @@ def _begin_from(ledger: Ledger, signed: Signed, now: str, *, masked: bool) -> No
         ledger.charge(task, charges, [everything], round_=Round(signed.envelope.seq, None))
     else:
         ledger.charge(task, charges, [everything], state=pack({"seq": signed.envelope.seq, "state": None}))
+    if marked.check_in is not None:
+        ledger.adopt(bytes.fromhex(marked.check_in.task) or task, bytes.fromhex(marked.check_in.hash))
+    for name, mark in marked.highest.items():
+        if name and ((round_ := ledger.round(bytes.fromhex(name))) is None or round_.number < mark.round):
+            ledger.keep_round(bytes.fromhex(name), Round(mark.round, None))
 
 
 def _losses(total: Total) -> dict[str, Loss]:

@@ -1,21 +1,25 @@
-"""Which message each device sealed last, in a file beside the ledger: so that after a lost ledger no older one serves.
+"""Which message each device sealed last, in a file beside the ledger, so that an older ledger is noticed.
 
-A line for each message, `[device, seq, samples given so far, SHA-256 of its bytes]`, and the round where it was said in
-one, on disk before the message can be sent. The last line of a device counts. A line that was cut short by a crash
-belongs to a message that was never sent.
+A line for each message, on disk after the ledger has the message and before a byte of it is sent:
+`[device, seq, samples given so far, SHA-256 of its bytes, round, task, whether it is a check-in]`. So every message
+that was ever sent has a line, and a ledger that does not know the last check-in of these lines is an older copy. After
+a lost ledger only the statement of the last line is believed. Lines of version 0.1 end after the hash or the round,
+and were written before the ledger had the message. A line that was cut short by a crash belongs to a message that was
+never sent.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
 from pathlib import Path
 
 from crowdml.errors import DataError
 from crowdml.records import record
 
-__all__ = ["Mark", "Marks", "read_marks"]
+__all__ = ["Mark", "Marked", "Marks", "read_marks"]
 
 MOST_LINES = 10_000
 """Beyond those that count: then the file is written anew."""
@@ -29,25 +33,61 @@ class Mark:
     samples: int
     hash: str
     round: int = 0
-    """Of a masked task; 0: it was said in none."""
+    """The round of masking that the message belongs to; 0: none."""
+    task: str = ""
+    """The task's hash in hex. Lines of version 0.1 do not name it."""
+    is_check_in: bool = True
+    """False: the message belongs to a round, after its check-in. Lines of version 0.1 do not tell."""
 
 
-def read_marks(path: Path) -> dict[int, Mark]:
-    """The last mark of each device. A file with a line that cannot be read knows nothing: then nobody has a mark."""
+@record(frozen=False)
+class Marked:
+    """What the lines of one device say."""
+
+    last: Mark
+    """The last message of any kind."""
+    check_in: Mark | None = None
+    """The last check-in of any task."""
+    highest: dict[str, Mark] = field(default_factory=dict)
+    """The mark of the highest round, by task; under "" that of lines which name no task."""
+
+    def add(self, mark: Mark) -> None:
+        self.last = mark
+        if mark.is_check_in:
+            self.check_in = mark
+        if mark.round and mark.round >= self.round(mark.task):
+            self.highest[mark.task] = mark
+
+    def round(self, task: str) -> int:
+        """The highest round of the task in which the device sealed a message; 0: none is known."""
+        return self.highest[task].round if task in self.highest else 0
+
+    def lines(self) -> Iterator[Mark]:
+        """The marks that count, in an order that leads to the same when they are read again."""
+        ends = [mark for mark in (self.check_in, self.last) if mark is not None]
+        yield from (mark for mark in self.highest.values() if mark not in ends)
+        yield from dict.fromkeys(ends)
+
+
+def read_marks(path: Path) -> dict[int, Marked]:
+    """What is marked of each device. A file with a line that cannot be read knows nothing: then nobody has a mark."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Nothing was sent. See to the disk.") from error
-    marks: dict[int, Mark] = {}
+    found: dict[int, Marked] = {}
     try:
         for line in lines[:-1]:  # what follows the last line break was cut short
             device, seq, samples, hash_, *more = json.loads(line)
-            marks[int(device)] = Mark(int(seq), int(samples), str(hash_), *(int(number) for number in more))
+            round_, task, is_check_in = (*more, *(0, "", 1)[len(more) :])
+            mark = Mark(int(seq), int(samples), str(hash_), int(round_), str(task), bool(is_check_in))
+            bytes.fromhex(mark.hash), bytes.fromhex(mark.task)
+            found.setdefault(int(device), Marked(mark)).add(mark)
     except (ValueError, TypeError, RecursionError):
         return {}
-    return marks
+    return found
 
 
 class Marks:
@@ -55,15 +95,16 @@ class Marks:
 
     def __init__(self, path: Path, replace: Callable[[bytes], None]) -> None:
         self._path, self._replace = path, replace
-        self._last, self._waiting, self._lines = read_marks(path), list[str](), 0
+        self._marked, self._waiting, self._lines = read_marks(path), list[str](), 0
         self._handle = self._renew()
 
     def add(self, device: int, mark: Mark) -> None:
-        self._last[device] = mark
+        self._marked.setdefault(device, Marked(mark)).add(mark)
         self._waiting.append(_line(device, mark))
 
-    def last(self, device: int) -> Mark | None:
-        return self._last.get(device)
+    def of(self, device: int) -> Marked | None:
+        """What is marked of a device; None: nothing is."""
+        return self._marked.get(device)
 
     def flush(self) -> None:
         if not self._waiting:
@@ -88,12 +129,21 @@ class Marks:
         os.close(self._handle)
 
     def _renew(self) -> int:
-        """The marks that count, in a new file."""
-        self._replace("".join(_line(device, mark) for device, mark in sorted(self._last.items())).encode())
+        """Write the marks that count to a new file."""
+        self._replace(_text(self._marked.items()).encode())
         self._lines = 0
         return os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
 
+def _text(marked: Iterable[tuple[int, Marked]]) -> str:
+    ordered = sorted(marked, key=lambda pair: pair[0])
+    return "".join(_line(device, mark) for device, each in ordered for mark in each.lines())
+
+
 def _line(device: int, mark: Mark) -> str:
-    said_in = [mark.round] if mark.round else []
-    return json.dumps([device, mark.seq, mark.samples, mark.hash, *said_in]) + "\n"
+    row: list[object] = [device, mark.seq, mark.samples, mark.hash]
+    if mark.task:
+        row += [mark.round, mark.task, int(mark.is_check_in)]
+    elif mark.round:
+        row.append(mark.round)
+    return json.dumps(row) + "\n"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from crowdml.device.marks import Mark
 from crowdml.errors import CrowdmlError
 from crowdml.messages import SERVER, Envelope
 from crowdml.secagg import device
@@ -40,7 +41,7 @@ from crowdml.secagg.messages import Masked as MaskedMessage
 from crowdml.secagg.refusals import Refused
 from crowdml.secagg.terms import Terms
 from crowdml.storage import Ledger, Round
-from crowdml.wire.envelopes import sign
+from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
 from crowdml.wire.rounds import PHASES, RoundView, open_view, publication_hash
@@ -139,11 +140,19 @@ class Rounds:
         except Refused:  # another release of this software wrote it: that round is over for this device
             ledger.keep_round(terms.task, Round(self._last, None))
             self._phase = None
-        if self._phase not in (None, *DRAWN) and commit.marked_round(ledger.device) >= self._last:
-            # The ledger knows of no draw in this round, and `given.log` does: it is an old copy, or the last write was
-            # cut short. A second draw would wear the same masks, so this round is over for this device.
+        if self._phase not in (None, *DRAWN) and self._marked_round() >= self._last:
+            # The ledger knows of no draw in this round, and `given.log` does: it is an old copy. A second draw would
+            # wear the same masks, so this round is over for this device.
             ledger.keep_round(terms.task, Round(self._last, None))
             self._phase = None
+
+    def _marked_round(self) -> int:
+        """The highest round of this task in which `given.log` knows of a draw; 0: it knows of none.
+
+        Marks of version 0.1 name no task: theirs may be of this one.
+        """
+        marked = self._commit.marked(self._ledger.device)
+        return 0 if marked is None else max(marked.round(self.terms.task.hex()), marked.round(""))
 
     @property
     def drawn(self) -> bool:
@@ -153,7 +162,25 @@ class Rounds:
     async def finish(self) -> None:
         """After a restart: go on with a round in which this device has drawn."""
         if self.drawn:
+            await self._mark_again()
             await self._follow(None)
+
+    async def _mark_again(self) -> None:
+        """Mark what the device says next, where a crash came between the ledger and the mark.
+
+        Only where the last mark is of the same round: a later message of another task stays the last.
+        """
+        marked = self._commit.marked(self._ledger.device)
+        if marked is None or (marked.last.task, marked.last.round) != (self.terms.task.hex(), self._last):
+            return
+        state, said = self._state()
+        if said and marked.last.hash != hashlib.sha256(said).hexdigest():
+            await self._commit(lambda: None, self._marks(state, said, open_signed(said).statement))
+
+    def _marks(self, state: DeviceRound, said: bytes, statement: Statement) -> list[tuple[int, Mark]]:
+        digest = hashlib.sha256(said).hexdigest()
+        mark = Mark(state.round, statement.samples, digest, state.round, self.terms.task.hex(), is_check_in=False)
+        return [(self._ledger.device, mark)]
 
     async def contribute(self, draw: Draw) -> None:
         """Take part in rounds until this device has drawn in one, and has done its part in that."""
@@ -279,10 +306,8 @@ class Rounds:
         """
         statement = self._statement()
         said = self._sealed(state, statement)
-        if state.phase in DRAWN:
-            digest = hashlib.sha256(said).digest()
-            self._commit.mark(self._ledger.device, digest, state.round, statement, state.round)
-        await self._commit(partial(self._ledger.keep_round, self.terms.task, kept(state, said)))
+        marks = self._marks(state, said, statement) if state.phase in DRAWN else []
+        await self._commit(partial(self._ledger.keep_round, self.terms.task, kept(state, said)), marks)
         self._last, self._phase, self._said = state.round, state.phase, False
 
     async def _say(self) -> RoundView:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import msgpack
 import numpy as np
@@ -33,10 +33,10 @@ from crowdml.device.client import Answer, Client, Unreachable, whole_number
 from crowdml.device.conditions import Conditions
 from crowdml.device.files import check_known
 from crowdml.device.folder import Folder
-from crowdml.device.marks import Mark, Marks
+from crowdml.device.marks import Mark, Marked, Marks
 from crowdml.device.places import needs_place
 from crowdml.device.sources import Sample, SampleSource
-from crowdml.errors import BudgetExhausted, CrowdmlError, ProtocolError
+from crowdml.errors import ASK_FOR_STATEMENT, BudgetExhausted, CrowdmlError, LedgerError, ProtocolError
 from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.losses import Loss
@@ -162,54 +162,69 @@ def chance() -> float:
     return secrets.randbits(53) / 2**53
 
 
+DeviceMarks = Sequence[tuple[int, Mark]]
+"""Marks of messages, each with the number of its device."""
+
+
 class Commits:
     """Writes to a ledger; with a `window`, those that come within so many seconds of each other in one transaction.
 
-    What returns has been committed. One that is refused does not touch the others. What was marked is on disk before.
+    What returns has been committed. One that is refused does not touch the others. The marks of what was written are on
+    disk when it returns, and not before it: a mark that the ledger does not know tells of an older copy.
     """
 
     def __init__(self, ledger: Ledger, window: float = 0.0, marks: Marks | None = None) -> None:
         self._ledger, self._window, self._marks = ledger, window, marks
-        self._waiting: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._waiting: list[tuple[Callable[[], Any], DeviceMarks, asyncio.Future[Any]]] = []
 
-    def mark(self, device: int, digest: bytes, seq: int, statement: Statement, round_: int = 0) -> None:
-        """This message is the device's last, from the next commit on: after a lost ledger no older one counts."""
+    def marked(self, device: int) -> Marked | None:
+        """What is marked of a device; None: nothing, or nobody keeps marks here."""
+        return None if self._marks is None else self._marks.of(device)
+
+    @property
+    def keeps_marks(self) -> bool:
+        return self._marks is not None
+
+    def _mark(self, marks: DeviceMarks) -> None:
         if self._marks is not None:
-            self._marks.add(device, Mark(seq, statement.samples, digest.hex(), round_))
-
-    def marked_round(self, device: int) -> int:
-        """The round in which the device's last message was said; 0: in none, or nobody knows."""
-        mark = None if self._marks is None else self._marks.last(device)
-        return 0 if mark is None else mark.round
+            for device, mark in marks:
+                self._marks.add(device, mark)
 
     def _keep_marks(self) -> None:
         if self._marks is not None:
             self._marks.flush()
 
-    async def __call__(self, work: Callable[[], T]) -> T:
+    async def __call__(self, work: Callable[[], T], marks: DeviceMarks = ()) -> T:
+        """Do the work and commit it; then its marks are written, which name the device and the message."""
         if not self._window:
+            done = work()
+            self._mark(marks)
             self._keep_marks()
-            return work()
+            return done
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         if not self._waiting:
             loop.call_later(self._window, self._flush)
-        self._waiting.append((work, future))
+        self._waiting.append((work, marks, future))
         return await future
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        written: list[DeviceMarks] = []
         failure: BaseException | None = None
         try:
-            self._keep_marks()
             with self._ledger.together():
-                for work, future in waiting:
+                for work, marks, future in waiting:
                     try:
                         outcomes.append((future, work(), None))
+                        written.append(marks)
                     except CrowdmlError as error:
                         outcomes.append((future, None, error))
-        except CrowdmlError as error:  # nothing of it was written
+            for marks in written:
+                self._mark(marks)
+            self._keep_marks()
+        except CrowdmlError as error:  # nothing of it was written, or nothing of it may be sent yet
             failure = error
         for future, value, error in outcomes:
             if future.cancelled():
@@ -218,7 +233,7 @@ class Commits:
                 future.set_exception(failure or error or RuntimeError())
             else:
                 future.set_result(value)
-        for _, future in waiting[len(outcomes) :]:
+        for _, _, future in waiting[len(outcomes) :]:
             if not future.cancelled():
                 future.set_exception(failure or RuntimeError("a write was lost"))
 
@@ -268,6 +283,10 @@ class Member:
     budgets: tuple[Budget, ...]
     recovered: bool = False
     """Whether its ledger began from a statement: then nobody knows which rows of which source were given."""
+    exhausted: bool = False
+    """Whether nobody knows what the device gave: then it gives nothing more."""
+    exhaust: Callable[[], None] = lambda: None
+    """Note in the folder, for good, that nobody knows what the device gave."""
 
 
 def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledger], Member]:
@@ -293,7 +312,8 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
         budgets = (*((tasks[whose],) if tasks else ()), *owners)
         if ledger.device in exhausted:
             budgets = tuple(Budget(each.epsilon, each.delta, 0) for each in budgets)
-        return Member(key, ledger, public, budgets, ledger.device in recovered)
+        exhaust = partial(folder.note_recovery, frozenset[int](), frozenset((ledger.device,)))
+        return Member(key, ledger, public, budgets, ledger.device in recovered, ledger.device in exhausted, exhaust)
 
     return member
 
@@ -406,6 +426,8 @@ class Runner:
         self._state: Any = protocol.device.start(task, Context(me=member.key.id, place=place)).state
         kept = _read_standing(member.ledger.state(task.hash))
         self._seq: int = kept.get("seq", 0)
+        self._taken = self._last_taken()
+        """Up to which number the server has messages that this ledger knows of; None: the ledger cannot know it."""
         self._trips: int = kept.get("trips", self._seq)
         """Check-ins that were charged: which share of a schedule comes next. The server numbers messages, and could
         have one given twice if it numbered these."""
@@ -437,6 +459,7 @@ class Runner:
         """Until a budget, the source, the server or `most` ends it. What waits for an acknowledgement goes first."""
         sensing: asyncio.Task[None] | None = None
         try:
+            await self._trust_ledger()
             await self._conditions()
             self._restore()  # first: what answers a refusal writes down how often the batch has served
             await self._send_outbox()
@@ -467,6 +490,26 @@ class Runner:
                 with contextlib.suppress(asyncio.CancelledError):
                     await sensing
             self.source.close()
+
+    async def _trust_ledger(self) -> None:
+        """Refuse a ledger that is behind `given.log`, and mark its last message where a crash came before the mark."""
+        ledger, commit = self.member.ledger, self.commit
+        if self.member.exhausted:
+            raise BudgetExhausted(_EXHAUSTED)
+        marked, sent = commit.marked(ledger.device), ledger.last_sent()
+        check_in = None if marked is None else marked.check_in
+        if check_in is not None and _is_behind(ledger, check_in):
+            raise LedgerError(
+                f"the ledger {ledger.path} is older than `given.log` beside it: it does not know check-in "
+                f"{check_in.seq}, with which this device had given {check_in.samples} samples, and it knows of "
+                f"{ledger.samples_given()}. Nothing was sent. {ASK_FOR_STATEMENT}"
+            )
+        if not commit.keeps_marks or sent is None or sent.hash is None:
+            return
+        if check_in is None or (check_in.hash != sent.hash.hex() and ledger.knows(bytes.fromhex(check_in.hash))):
+            found = ledger.round(sent.task)
+            mark = Mark(sent.seq + 1, ledger.samples_given(), sent.hash.hex(), 0 if found is None else found.number)
+            await commit(lambda: None, [(ledger.device, replace(mark, task=sent.task.hex()))])
 
     async def _conditions(self) -> None:
         if not self.conditions.always:
@@ -610,6 +653,8 @@ class Runner:
         except Lied as error:
             raise Refused("refused", str(error)) from error
         except Problem as problem:
+            if problem.slug == "totals-fell":
+                self._exhaust(f"{problem.detail} {_COPIED}")
             raise _final(problem) from problem
 
     async def _draw(
@@ -975,13 +1020,14 @@ class Runner:
             statement = statement_after(ledger, charges, len(serials))
             number, seq = ledger.next_seq(self.task.hash), self._seq
         sealed: list[_Sealed] = []
+        marks: list[tuple[int, Mark]] = []
         for envelope in envelopes:
             seq += 1
             data = sign(replace(envelope, seq=seq), statement, key)
             digest = hashlib.sha256(data).digest()
             waiting = Outgoing(self.task.hash, number + len(sealed), data)
             sealed.append(_Sealed(waiting, seq, digest, hashlib.sha256(envelope.body).digest()))
-            self.commit.mark(ledger.device, digest, seq, statement, 0 if round_ is None else round_.number)
+            marks.append(self._mark(digest, seq, statement, 0 if round_ is None else round_.number))
         outbox = {each.waiting.seq: each.waiting.body for each in sealed}
         contents = {each.waiting.seq: each.content for each in sealed}
         served, place = now.served + 1, self._place
@@ -1003,7 +1049,7 @@ class Runner:
             )
         else:
             write = partial(write, given=() if again is not None else serials)
-        await self.commit(partial(write, self.task.hash, charges, self.member.budgets, round_=round_))
+        await self.commit(partial(write, self.task.hash, charges, self.member.budgets, round_=round_), marks)
         self._seq, self._trips, self._place, self._serving, self._bodies = seq, trips, place, again, []
         if self.learner is not None and own is not None:
             self.learner.add(own)
@@ -1030,6 +1076,7 @@ class Runner:
         self._verify(message, answer.body)
         self._window(answer)
         await self.commit(partial(self.member.ledger.acknowledge, self.task.hash, message.waiting.seq, answer.body))
+        self._taken = message.seq
         self.counts.check_ins += 1
         self.counts.repeated += answer.status == 200
         self._refused_in_a_row = 0
@@ -1057,7 +1104,10 @@ class Runner:
         expected = problem.extra.get("expected")
         if problem.status == 409 and isinstance(expected, int) and 1 <= expected <= LARGEST_INTEGER:
             self._count_refusal(problem)
+            self._notice_copy(expected)
             await self._renumber(message, expected)
+        elif problem.slug == "totals-fell":
+            self._exhaust(f"{problem.detail} {_COPIED}")
         elif problem.status in (413, 422) and problem.slug != "stale":  # that one is of a server that was put back
             self.counts.refused += 1
             raise Refused(
@@ -1080,6 +1130,37 @@ class Runner:
         if self._refused_in_a_row > MOST_REFUSALS:
             raise Refused("refused", f"The server refused {MOST_REFUSALS + 1} messages in a row: {problem}")
 
+    def _last_taken(self) -> int | None:
+        """The number of the last message that the server took, as far as the ledger knows; None: it began from a
+        statement, which does not tell it of every task."""
+        ledger = self.member.ledger
+        if receipt := ledger.last_receipt(self.task.hash):
+            return open_receipt(receipt).seq
+        if self.member.recovered:
+            return None
+        waiting = ledger.resend(self.task.hash)
+        return _sealed(waiting[0]).seq - 1 if waiting else self._seq
+
+    def _notice_copy(self, expected: int) -> None:
+        """Stop where the server has messages that this ledger does not know: then another copy of it gave them.
+
+        A server that was restored has fewer than the ledger knows, and the device goes on from there.
+        """
+        if self._taken is not None and expected - 1 > self._taken:
+            self._exhaust(
+                f"The server has {expected - 1} messages of this device for this task, and its ledger knows of "
+                f"{self._taken}. {_COPIED}"
+            )
+        self._taken = expected - 1
+
+    def _exhaust(self, sentence: str) -> NoReturn:
+        self.member.exhaust()
+        raise BudgetExhausted(sentence)
+
+    def _mark(self, digest: bytes, seq: int, statement: Statement, round_: int) -> tuple[int, Mark]:
+        mark = Mark(seq, statement.samples, digest.hex(), round_, self.task.hash.hex())
+        return self.member.ledger.device, mark
+
     async def _renumber(self, message: Outgoing, expected: int) -> None:
         """The server never took these bytes under their number: the same release, under the number it expects.
 
@@ -1088,14 +1169,23 @@ class Runner:
         """
         signed = open_signed(message.body)
         data = sign(replace(signed.envelope, seq=expected), signed.statement, self.member.key)
-        self.commit.mark(self.member.ledger.device, hashlib.sha256(data).digest(), expected, signed.statement)
+        found = None if self._rounds is None else self.member.ledger.round(self.task.hash)
+        round_ = 0 if found is None else found.number
+        marks = [self._mark(hashlib.sha256(data).digest(), expected, signed.statement, round_)]
         content = hashlib.sha256(signed.envelope.body).digest()
-        await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected, content)
+        await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected, content, marks)
 
-    async def _replace(self, message: Outgoing, outbox: Mapping[int, bytes], seq: int, content: bytes = b"") -> None:
+    async def _replace(
+        self,
+        message: Outgoing,
+        outbox: Mapping[int, bytes],
+        seq: int,
+        content: bytes = b"",
+        marks: DeviceMarks = (),
+    ) -> None:
         write = partial(self.member.ledger.charge, self.task.hash, [], [], outbox=outbox, done=[message.seq])
         state = self._standing(self._state, seq, self._serving)
-        await self.commit(partial(write, contents=dict.fromkeys(outbox, content), state=state))
+        await self.commit(partial(write, contents=dict.fromkeys(outbox, content), state=state), marks)
         self._seq = seq
 
     # --- asking the server ---
@@ -1158,6 +1248,30 @@ def _final(problem: Problem) -> Refused:
 
 def _holds(when: Any) -> bool:
     return when is None or bool(when)
+
+
+_COPIED = (
+    "So this folder is a copy of another one, or an older copy was put in its place, and samples may have been given "
+    "that it does not count. From here this device gives nothing more. Go on in the folder that gave them; if there is "
+    "none, join with another --folder, and with samples that were never given."
+)
+
+_EXHAUSTED = (
+    "What this device has given is not known: its ledger was lost without a signed statement, or the server has "
+    "messages that the ledger does not know. Nothing was sent. Go on in the folder that has the newer ledger; if there "
+    "is none, join with another --folder, and with samples that were never given."
+)
+
+
+def _is_behind(ledger: Ledger, check_in: Mark) -> bool:
+    """Whether the ledger lacks the last check-in that was marked: it is an older copy.
+
+    Marks of version 0.1 do not tell a check-in from a later message of its round, which no ledger keeps, and a ledger
+    that was recovered then knows no message: of those the samples tell.
+    """
+    if ledger.knows(bytes.fromhex(check_in.hash)):
+        return False
+    return bool(check_in.task) or ledger.samples_given() < check_in.samples
 
 
 _AGAIN = (

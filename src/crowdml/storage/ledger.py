@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
+from crowdml.errors import ASK_FOR_STATEMENT, BudgetExhausted, GuaranteeError, LedgerError
 from crowdml.privacy.losses import ZCDP, Filter, Loss, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.records import record
@@ -471,6 +471,45 @@ class Ledger:
             )
             return tuple(Sent(task, seq, a, b, bool(done), receipt) for task, seq, a, b, done, receipt in rows)
 
+    def last_sent(self) -> Sent | None:
+        """The message that was sealed last, over all tasks; None before the first."""
+        with self._explained():
+            row = self._connection.execute(
+                "select task, seq, hash, content, acknowledged, receipt from outbox "
+                "where rowid = (select max(rowid) from outbox where device = ?)",
+                (self.device,),
+            ).fetchone()
+            if row is None:
+                return None
+            task, seq, hash_, content, acknowledged, receipt = row
+            return Sent(task, seq, hash_, content, bool(acknowledged), receipt)
+
+    def last_receipt(self, task: bytes) -> bytes | None:
+        """The receipt of the last message of this task that has one; None of none."""
+        with self._explained():
+            row = self._connection.execute(
+                "select receipt from outbox where device = ? and task = ? and receipt is not null "
+                "order by seq desc limit 1",
+                (self.device, task),
+            ).fetchone()
+            return None if row is None else row[0]
+
+    def knows(self, hash_: bytes) -> bool:
+        """Whether a message whose bytes have this SHA-256 was sealed here, or is known from an earlier ledger."""
+        with self._explained():
+            row = self._connection.execute(
+                "select 1 from outbox where device = ? and hash = ?", (self.device, hash_)
+            ).fetchone()
+            return row is not None
+
+    def adopt(self, task: bytes, hash_: bytes) -> None:
+        """Know a message that an earlier ledger of this device sealed, whose charges this one begins with."""
+        with self._transaction("immediate"):
+            self._know(task)
+            seq = self._next_seq(task)
+            self._connection.execute(_ADOPT, (self.device, task, seq, hash_))
+            self._memory.seq[task] = seq + 1
+
     def devices(self) -> tuple[int, ...]:
         """The devices of this file that have sealed a message."""
         with self._explained():
@@ -828,7 +867,7 @@ class Ledger:
             found = f", though {remains[0]} is" if remains else ""
             raise LedgerError(
                 f"the ledger {self.path} is not there{found}: what this device has given is not known. "
-                "Nothing was sent. Restore the file from its backup."
+                f"Nothing was sent. {ASK_FOR_STATEMENT}"
             )
         import tempfile  # a device makes its ledger once
 
@@ -925,9 +964,7 @@ class Ledger:
         )
 
     def _corrupt(self, flaw: str) -> LedgerError:
-        return LedgerError(
-            f"the ledger {self.path} cannot be trusted: {flaw}. Nothing was sent. Restore the file from its backup."
-        )
+        return LedgerError(f"the ledger {self.path} cannot be trusted: {flaw}. Nothing was sent. {ASK_FOR_STATEMENT}")
 
 
 _INSERT_CHARGE = """
@@ -937,6 +974,8 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 _INSERT_OUTBOX = "insert into outbox (device, task, seq, body, hash, content) values (?, ?, ?, ?, ?, ?)"
+
+_ADOPT = "insert into outbox (device, task, seq, body, hash, acknowledged) values (?, ?, ?, null, ?, 1)"
 
 _WRITE_STATE = """
 insert into state (device, task, body) values (?, ?, ?)

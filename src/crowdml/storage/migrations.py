@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from functools import cache
 
-from crowdml.errors import LedgerError
+from crowdml.errors import ASK_FOR_STATEMENT, LedgerError
 from crowdml.records import record
 
 
@@ -66,7 +66,7 @@ def bring_up_to_date(connection: sqlite3.Connection, where: str) -> None:
     if not theirs:
         raise LedgerError(
             f"{where} has no record of any migration: it is not a ledger, or its record is lost. {refused} "
-            "Restore the file from its backup, or give the path of this device's ledger."
+            f"Give the path of this device's ledger. If this was one: {ASK_FOR_STATEMENT}"
         )
     last = theirs[-1][0]
     if last > ours[-1].number:
@@ -77,13 +77,12 @@ def bring_up_to_date(connection: sqlite3.Connection, where: str) -> None:
     if theirs != [(migration.number, migration.name) for migration in ours[:last]]:
         raise LedgerError(
             f"{where} lacks the record of a migration: it has {[number for number, _ in theirs]}, and 1 to {last} are "
-            f"expected. {refused} Restore the file from its backup."
+            f"expected. {refused} {ASK_FOR_STATEMENT}"
         )
     apply(connection, ours[last:])
     if schema(connection) != _expected_schema():
         raise LedgerError(
-            f"{where} does not have the tables and triggers that its migrations make. {refused} "
-            "Restore the file from its backup."
+            f"{where} does not have the tables and triggers that its migrations make. {refused} {ASK_FOR_STATEMENT}"
         )
 
 

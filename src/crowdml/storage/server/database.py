@@ -159,9 +159,8 @@ class Database:
         )
 
     def corrupt(self, flaw: str) -> StoreError:
-        return StoreError(
-            f"the database {self.name} cannot be trusted: {flaw}. {NOTHING_WRITTEN} Restore it from its backup."
-        )
+        how = "Move it away, and put a backup in its place with `crowdml restore`." if self.is_sqlite else "See to it."
+        return StoreError(f"the database {self.name} cannot be trusted: {flaw}. {NOTHING_WRITTEN} {how}")
 
     # The file, the schema and the one who serves
 
