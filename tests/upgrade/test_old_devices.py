@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -252,17 +253,34 @@ def test_an_old_invitation_lets_a_new_device_in(tmp_path: Path, server: Serving)
 # --- the owner ---
 
 
-def test_an_owner_joins_again_by_command_and_opens_the_device_page(old: Old):
-    """What the owner accepted is not asked again, and the budget that was set is kept until another is."""
-    home, rows_file = old.device("device"), old.path / "rows.csv"
-    lines = [",".join([*map(str, x), "still"]) for x, _ in rows(home.accepted(TASKS["activity"])[0], 20, 80)]
-    rows_file.write_text("\n".join(lines) + "\n")
+def read_before(home: Folder, path: Path) -> None:
+    """Let the old ledger know its file by where this test has it: a ledger names files by their whole path."""
+    with contextlib.closing(sqlite3.connect(home.path / "ledger.sqlite")) as opened, opened as connection:
+        connection.execute("update source set name = ? where name = 'csv:rows.csv:0/1'", (f"csv:{path}:0/1",))
+
+
+def test_an_owner_joins_again_by_command_where_the_file_was_left_and_opens_the_device_page(old: Old):
+    """What the owner accepted is not asked again, and the budget that was set is kept until another is. A file in which
+    version 0.1 counted rows in another way than by lines is refused: a row could be given twice."""
+    home, path = old.device("device"), (old.path / "rows.csv").resolve()
+    read_before(home, path)
+    task, _ = home.accepted(TASKS["activity"])
+    lines = [",".join([*map(str, x), task.labels.classes[y]]) for x, y in rows(task, 100, 1)]
+    heading = ",".join([*(f"bin {number}" for number in range(64)), "label"])
+    words = ("--folder", home.path, "--source", f"csv:{path}")
     with serving(old.server()) as server:
-        words = ("--folder", home.path, "--source", f"csv:{rows_file}", "--check-ins", 2)
+        path.write_text("\n".join([*lines[:40], "", *lines[40:]]) + "\n")
+        refused = CliRunner().invoke(cli, ["join", server.address, FACTS["code"], *map(str, words)])
+        assert (refused.exit_code, "could be given twice" in refused.stderr) == (1, True), refused.stderr
+        path.write_bytes("".join(f"{line}\r\n" for line in (heading, *lines)).encode())
         said = crowdml("join", server.address, FACTS["code"], *words)
-        assert (said["check_ins"], said["refused"]) == (2, 0)
+        assert (said["check_ins"], said["refused"]) == (1, 0)
+        assert server.entries("activity") == FACTS["tasks"]["activity"]["entries"] + 2  # the unsent one went first
         link = crowdml("ledger", "--web", "--no-open", "--folder", home.path)["link"]
         assert home.key().id[:8] in server.get(link.removeprefix(server.address)).decode()
+    with home.ledger() as ledger:
+        assert max(ledger.sources().values()) == 100
+        assert ledger.samples_given() == before("device")["samples"] + 20
     assert home.budget is not None
     assert (home.budget.epsilon, home.budget.samples) == ("2", 500)
     crowdml("budget", "set", "--epsilon", "3", "--samples", "600", "--folder", home.path)
