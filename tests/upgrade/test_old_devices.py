@@ -20,7 +20,7 @@ from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, offer
 from crowdml.device.joining import fetch_task
 from crowdml.device.learning import recall
-from crowdml.errors import CrowdmlError
+from crowdml.errors import CrowdmlError, LedgerError
 from crowdml.storage import Ledger
 from crowdml.storage.server.looks import Validation, validations
 from crowdml.task import Task
@@ -119,6 +119,15 @@ def test_a_message_that_the_old_server_has_is_not_counted_twice(old: Old):
         _, summary = go_on(home, server.address, "activity", lambda _, task: source(task, rows(task, 200, 1)), most=1)
         assert server.entries("activity") == FACTS["tasks"]["activity"]["entries"]
     assert (summary.check_ins, summary.repeated) == (1, 1)
+
+
+def test_an_older_copy_of_an_old_ledger_is_refused_before_anything_is_sent(old: Old):
+    """The marks of version 0.1 say no task, and tell all the same that the ledger does not know the last message."""
+    home, earlier = old.device("device"), old.device("device-unsent")
+    (home.path / "ledger.sqlite").write_bytes((earlier.path / "ledger.sqlite").read_bytes())
+    nowhere = "http://127.0.0.1:9"
+    with pytest.raises(LedgerError, match=r"older than `given\.log`"):
+        go_on(home, nowhere, "activity", lambda _, task: source(task, rows(task, 200, 1)))
 
 
 def test_samples_that_wait_in_the_folder_are_given_and_the_source_is_not_read_again(old: Old, server: Serving):
