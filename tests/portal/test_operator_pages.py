@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -401,7 +402,7 @@ def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: C
     assert 0 < found.device.middle <= found.device.most
 
 
-def test_files_of_a_task_are_what_the_store_has(crowd: Crowd, tmp_path: Path):
+def test_files_of_a_task_are_what_the_store_has(crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     desk = set_up(crowd)
     for _ in range(3):
         crowd.check_in(crowd.device())
@@ -429,6 +430,13 @@ def test_files_of_a_task_are_what_the_store_has(crowd: Crowd, tmp_path: Path):
     from crowdml.server.transcript import replay
 
     assert replay(file).check_ins == 3
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    for range_ in ("bytes=999999999-", "bytes=x-", "bytes=0-9"):  # review 2, network finding L10: a file stayed
+        part = crowd.running.line().ask("GET", f"{path}/transcript", headers={**cookie, "Range": range_})
+        assert (part.status, part.body) == (200, transcript)
+        assert list(temporary.iterdir()) == []
     assert ("downloaded", "anna: model.safetensors") in events(crowd)
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import IO, Any
 
-from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from crowdml.protocols import find
@@ -188,20 +185,29 @@ def _card(model: export.Exported, name: str) -> bytes:
 
 
 async def _transcript(visit: Visit, hash_: bytes, name: str) -> Response:
-    handle, path = tempfile.mkstemp(prefix="crowdml-transcript-")
+    """A transcript as large as it is, from a file that has no name: whatever becomes of the answer, nothing stays."""
 
-    def work() -> None:
-        with os.fdopen(handle, "wb") as file:
+    def write() -> tuple[IO[bytes], int]:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  closed when it is sent
+        try:
             transcript.write_transcript(visit.store, hash_, file)
+            size = file.tell()
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+        return file, size
 
-    gone = BackgroundTask(lambda: Path(path).unlink(missing_ok=True))
-    try:
-        await asyncio.to_thread(work)
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
+    file, size = await asyncio.to_thread(write)
+
+    async def parts() -> AsyncGenerator[bytes]:
+        with file:
+            while part := await asyncio.to_thread(file.read, 2**18):
+                yield part
+
     await visit.record("downloaded", "transcript", hash_)
-    return FileResponse(path, 200, HEADERS, media_type=BINARY, filename=f"{name}.transcript", background=gone)
+    headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}.transcript"'}
+    return StreamingResponse(parts(), 200, {**HEADERS, **headers}, media_type=BINARY)
 
 
 def _attached(data: bytes, name: str, kind: str) -> Response:
