@@ -25,6 +25,15 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+WRITE_NOTHING = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Becomes the process that its arguments name, which can make no file larger than 64 KiB: not the database's log, but
+the index of that log, for which SQLite uses the room of the one before."""
+
+
 @dataclass
 class Server:
     """One folder and one port; the process comes and goes."""
@@ -35,6 +44,8 @@ class Server:
     starts: int = 0
     database: str | None = None
     """A PostgreSQL elsewhere; None: SQLite in the folder."""
+    can_write: bool = True
+    """Whether the process may write to the database: if not, it is to it as if the disk were full."""
 
     def write_task(self, name: str = "one", steps: int = 1_000_000) -> Path:
         path = self.folder / f"{name}.toml"
@@ -55,14 +66,15 @@ class Server:
         return self.folder / "log.txt"
 
     def spawn(self, *options: str) -> None:
-        command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(self.data)]
+        before = [] if self.can_write else ["-c", WRITE_NOTHING]
+        command = [sys.executable, *before, "-m", "crowdml.cli", "serve", "--folder", str(self.data)]
         if self.database is not None:
             command += ["--database", self.database]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port), "--json", "-", *OPTIONS, *options],
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=log if self.can_write else subprocess.DEVNULL,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         self.starts += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device import Answer, Device, make_task
-from process import Server
+from process import Server, free_port
 
 from crowdml.messages import SERVER, Envelope, encode
 from crowdml.privacy.private import RECEIVED, Release
@@ -165,6 +165,39 @@ def test_below_the_free_space_limit_a_real_server_takes_nothing_new_and_stays_re
     server.stop()
     server.start()
     assert device.check_in(TASK, seq=2).status == 202, "there is room again"
+    device.line.close()
+    assert server.stop() == 0
+
+
+def test_a_killed_server_starts_on_a_disk_that_takes_nothing_more_and_is_read(tmp_path: Path) -> None:
+    """Review 2, network finding L14: it wrote its address first, and ended there."""
+    server = Server(tmp_path)
+    code = server.start("--task", str(server.write_task()), "--invite", "2")["code"]
+    device = Device(server.line())
+    assert device.enrol(code).status == 201
+    data = device.envelope(TASK)
+    receipt = device.send(TASK, data)
+    path = f"/v1/tasks/{TASK.hash.hex()}/publication"
+    published = device.line.ask("GET", path).body
+    device.line.close()
+    server.kill()
+    server.can_write = False
+    for port in (server.port, free_port()):  # an address that is known, and one that would have to be written
+        server.port = port
+        server.start()
+        device.line = server.line()
+        assert device.line.ask("GET", path).body == published
+        assert device.line.ask("GET", "/v1/tasks").status == 200
+        assert device.line.ask("GET", f"/studies/{TASK.hash.hex()[:12]}", headers={"Accept": "text/html"}).status == 200
+        assert device.signed("GET", f"/v1/devices/{device.key.id}/statement").body == data
+        assert (device.send(TASK, data).status, device.send(TASK, data).body) == (200, receipt.body)
+        assert device.send(TASK, device.envelope(TASK, 2)).status in (503, 507)
+        device.line.close()
+        server.kill()
+    server.can_write = True
+    server.start()
+    device.line = server.line()
+    assert device.check_in(TASK, seq=2).receipt.index == 2, "there is room again"
     device.line.close()
     assert server.stop() == 0
 

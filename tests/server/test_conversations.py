@@ -607,12 +607,30 @@ def test_a_store_that_fails_is_503_or_507_and_nothing_acknowledged_is_lost(tmp_p
         with sqlite3.connect(tmp_path / "server.sqlite") as other:  # somebody makes the journal unwritable
             other.execute("create trigger broken before insert on journal begin select raise(abort, 'broken'); end")
         answer = device.check_in(TASK, gradient=ones())
-        assert answer.status in (503, 507)
-        assert int(answer.headers["retry-after"]) > 0
+        assert answer.slug == "busy"
+        assert 2 <= int(answer.headers["retry-after"]) <= 5
         assert server.state(TASK) == state
         with sqlite3.connect(tmp_path / "server.sqlite") as other:
             other.execute("drop trigger broken")
         assert device.check_in(TASK, gradient=ones()).receipt.index == 2
+
+
+@pytest.mark.postgres
+def test_who_was_answered_while_a_connection_to_the_database_dropped_comes_back_in_seconds(
+    tmp_path: Path, postgresql: str
+) -> None:
+    """Review 2, network finding L9: they were sent away for a minute, though the next statement works."""
+    import psycopg
+
+    with fresh_database(postgresql, "dropped") as url, serving(tmp_path, TASK, database=url) as server:
+        device = server.device()
+        with psycopg.connect(postgresql, autocommit=True) as other:
+            other.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'dropped'")
+        answer = device.check_in(TASK, gradient=ones())
+        if answer.status == 503:  # unless a page or the watcher met the dead connections first
+            assert 2 <= int(answer.headers["retry-after"]) <= 5
+            answer = device.check_in(TASK, gradient=ones())
+        assert answer.status == 202
 
 
 # --- closed tasks, weak keys, readiness ---

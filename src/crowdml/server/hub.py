@@ -54,6 +54,9 @@ LINGER = 0.003
 """Seconds at most between two batches: a larger one costs each of its check-ins less."""
 PAUSED = 5
 """Seconds after which a device looks again at a task that is paused; longer where the crowd is large."""
+AWAY = 2, 5
+"""Seconds, from and to, after which those come back who were answered that the database is away: a connection that was
+dropped is made anew at the next statement."""
 log = logging.getLogger("crowdml.server")
 
 
@@ -153,7 +156,13 @@ class Hub:
             store.set_setting("server-key", secret)
         hub = cls(store, Key.from_secret(secret), limits or Limits())
         for stored in store.tasks():
-            hub._host(stored.canonical, stored.state)
+            try:
+                hub._host(stored.canonical, stored.state)
+            except StoreError as error:
+                if stored.hash not in hub.runners:
+                    raise
+                log.error("task %s can be read alone: %s", stored.name, error)  # what it could not write is tried again
+                hub._doubtful.add(stored.hash)
             if stored.closed:
                 hub.closed.add(stored.hash)
         hub.keys = store.active_keys()
@@ -540,6 +549,9 @@ class Hub:
                 by_task.setdefault(signed.envelope.task, []).append(place)
             except Problem as problem:
                 answers[place] = problem
+            except StoreError as error:
+                log.error("a check-in could not be authenticated: %s", error)
+                answers[place] = self.unwritten(error)
             except Exception:
                 log.exception("a check-in could not be authenticated")
         for hash_, places in by_task.items():
@@ -627,7 +639,8 @@ class Hub:
         """What a peer hears when the store fails: that it shall come back. What the store said is in the log."""
         if "could not be written" in str(error) or self.is_full():
             return Problem("full", "The server could not write.", retry_after=60)
-        return Problem("busy", "The server's database is not there for now.", retry_after=60)
+        soon = AWAY[0] + secrets.randbelow(AWAY[1] - AWAY[0] + 1)  # not all of them at once
+        return Problem("busy", "The server's database is not there for now.", retry_after=soon)
 
     def stranger(self, device: str) -> Problem:
         known = self.store.device(device)

@@ -26,7 +26,7 @@ from crowdml.server.invitations import ADDRESS, AUTHORITY
 from crowdml.server.limits import PROXIES, Limits
 from crowdml.server.operators import new_setup_token
 from crowdml.server.tls import Local, TlsError, local_certificate, reachable_host
-from crowdml.storage.server import Store
+from crowdml.storage.server import Store, StoreError
 from crowdml.task import Task
 
 DATABASE = "server.sqlite"
@@ -225,8 +225,12 @@ async def _serve(
         await hub.add_task(task)
     code = await hub.invite(uses=invite, label="made at the start") if invite else None
     address = f"{'http' if tls is None else 'https'}://{reachable_host(host)}:{listening.getsockname()[1]}"
-    await hub.write(_note_address, hub.store, address, local)
-    token = await hub.write(new_setup_token, hub.store)
+    token = None
+    try:
+        await hub.write(_note_address, hub.store, address, local)
+        token = await hub.write(new_setup_token, hub.store)
+    except StoreError as error:  # a disk that takes nothing more keeps nobody from reading what is there
+        log.error("where this server listens was not kept: %s", error)
     app = make_app(hub)
     config = uvicorn.Config(
         app,
@@ -258,9 +262,11 @@ async def _serve(
 
 
 def _note_address(store: Store, address: str, local: Local | None) -> None:
-    """For invitations: where this server is, and what to trust there."""
-    store.set_setting(ADDRESS, address.encode())
-    store.set_setting(AUTHORITY, b"" if local is None else local.authority.read_bytes())
+    """For invitations: where this server is, and what to trust there. What is so already is not written again."""
+    notes = {ADDRESS: address.encode(), AUTHORITY: b"" if local is None else local.authority.read_bytes()}
+    for name, value in notes.items():
+        if store.setting(name) != value:
+            store.set_setting(name, value)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
