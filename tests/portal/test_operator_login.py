@@ -359,6 +359,8 @@ CHANGES = (
     "/operator/drafts/000000000000/start",
     "/operator/tasks/000000000000/state",
     "/operator/tasks/000000000000/closed",
+    "/operator/tasks/000000000000/validate",
+    "/operator/tasks/000000000000/validate/off",
     "/operator/invitations/new",
     "/operator/invitations/0000/end",
     "/operator/devices/0000/revoke",

@@ -6,14 +6,16 @@ length alone.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
 from crowdml.wire.problems import Problem
 
-__all__ = ["read_form"]
+__all__ = ["Upload", "read_form", "read_upload"]
 
 LARGEST = 64 * 1024
 MOST_FIELDS = 200
@@ -22,6 +24,15 @@ LARGEST_HEAD = 2048
 URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _BOUNDARY = re.compile(r"""(?i:boundary)=(?:"([^"\r\n]{1,70})"|([^\s;,"]{1,70}))""")
 _NAME = re.compile(rb"""(?im)^content-disposition:[ \t]*form-data;(?:[^\r\n]*?;)?[ \t]*name="([^"\r\n]*)\"""")
+_FILE = re.compile(rb"""(?im)^content-disposition:[^\r\n]*;[ \t]*filename="([^"\r\n]*)\"""")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file as a browser sent it. `name` is what the file is called there, without folders."""
+
+    name: str
+    data: bytes
 
 
 async def read_form(request: Request, limit: int = LARGEST, *, files: bool = False) -> dict[str, str]:
@@ -31,19 +42,43 @@ async def read_form(request: Request, limit: int = LARGEST, *, files: bool = Fal
     kind = kind.strip().lower()
     if kind != URLENCODED and not (files and kind == MULTIPART):
         raise Problem("media-type", f"A form is sent as {URLENCODED}{f' or {MULTIPART}' if files else ''}.")
+    body = await _read_body(request, limit)
+    try:
+        found = _multipart(body, parameters) if kind == MULTIPART else _urlencoded(body)
+    except ValueError as error:
+        raise Problem("bad-request", "The form could not be read.") from error
+    _refuse_nul(found)
+    return found
+
+
+async def read_upload(request: Request, limit: int) -> tuple[dict[str, str], dict[str, Upload]]:
+    """The fields and the files of a form, taken apart in a thread: it may be large."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != MULTIPART:
+        return await read_form(request), {}
+    body = await _read_body(request, limit)
+    try:
+        parts = await asyncio.to_thread(_parts, body, parameters)
+    except ValueError as error:
+        raise Problem("bad-request", "The form could not be read.") from error
+    fields = {name: value.decode("utf-8", errors="replace") for name, file, value in parts if file is None}
+    _refuse_nul(fields)
+    files = {name: Upload(re.split(r"[/\\]", file)[-1], value) for name, file, value in parts if file is not None}
+    return fields, files
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > limit:
             raise Problem("too-large", f"At most {limit:,} bytes are read here.", limit=limit)
-    try:
-        found = _multipart(bytes(body), parameters) if kind == MULTIPART else _urlencoded(bytes(body))
-    except ValueError as error:
-        raise Problem("bad-request", "The form could not be read.") from error
-    for name, value in found.items():
-        if "\0" in name or "\0" in value:
-            raise Problem("bad-request", "There is a NUL character in this form: take it out. Nothing was changed.")
-    return found
+    return bytes(body)
+
+
+def _refuse_nul(found: dict[str, str]) -> None:
+    if any("\0" in text for pair in found.items() for text in pair):
+        raise Problem("bad-request", "There is a NUL character in this form: take it out. Nothing was changed.")
 
 
 def _urlencoded(body: bytes) -> dict[str, str]:
@@ -51,7 +86,12 @@ def _urlencoded(body: bytes) -> dict[str, str]:
 
 
 def _multipart(body: bytes, parameters: str) -> dict[str, str]:
-    """The parts of a multipart form, one level of them. A part without a name is passed over."""
+    """The parts of a multipart form as text, a file too."""
+    return {name: value.decode("utf-8", errors="replace") for name, _, value in _parts(body, parameters)}
+
+
+def _parts(body: bytes, parameters: str) -> list[tuple[str, str | None, bytes]]:
+    """Name, file name and bytes of each part of a multipart form, one level of them. One without a name is dropped."""
     match = _BOUNDARY.search(parameters)
     if match is None:
         raise ValueError("no boundary")
@@ -61,12 +101,14 @@ def _multipart(body: bytes, parameters: str) -> dict[str, str]:
         raise ValueError(f"more than {MOST_FIELDS} fields")
     if before or not parts or not parts[-1].startswith(b"--"):
         raise ValueError("no whole form")
-    found: dict[str, str] = {}
+    found: list[tuple[str, str | None, bytes]] = []
     for part in parts[:-1]:
         line, _, rest = part.partition(b"\r\n")
         head, blank, value = rest.partition(b"\r\n\r\n")
         if line.strip() or not blank or len(head) > LARGEST_HEAD:
             raise ValueError("a part without its headers")
         if name := _NAME.search(head):
-            found[name[1].decode("utf-8", errors="replace")] = value.decode("utf-8", errors="replace")
+            file = _FILE.search(head)
+            called = None if file is None else file[1].decode("utf-8", errors="replace")
+            found.append((name[1].decode("utf-8", errors="replace"), called, value))
     return found

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from crowdml.errors import TaskError
 from crowdml.protocols import find
 from crowdml.server import export, transcript
 from crowdml.server.histograms import is_histogram
@@ -20,12 +21,14 @@ from crowdml.server.portal import drafts, entrance, people
 from crowdml.server.portal.figures import CHARTS, can_draw
 from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
 from crowdml.server.portal.kept import kept
-from crowdml.server.portal.pages import language
 from crowdml.server.portal.places import place_map, places_of
 from crowdml.server.portal.pricing import price
 from crowdml.server.portal.public import PICTURE_POLICY
 from crowdml.server.portal.studies import cohorts_of
-from crowdml.server.portal.visits import HEADERS, Visit, visited
+from crowdml.server.portal.validating import BadRows, RowsForm, attach_rows, remove_rows
+from crowdml.server.portal.visits import HEADERS, Visit, uploaded, visited
+from crowdml.server.portal.words import words
+from crowdml.server.validation import check_validated
 from crowdml.storage.server import State
 from crowdml.wire.problems import Problem
 
@@ -52,6 +55,8 @@ def routes() -> list[BaseRoute]:
         ("/operator/tasks/{task}", "GET", task),
         ("/operator/tasks/{task}/state", "POST", change_state),
         ("/operator/tasks/{task}/closed", "POST", change_closed),
+        ("/operator/tasks/{task}/validate", "POST", validate),
+        ("/operator/tasks/{task}/validate/off", "POST", stop_validating),
         ("/operator/tasks/{task}/{file}", "GET", download),
         ("/operator/invitations", "GET", people.invitations),
         ("/operator/invitations/new", "GET POST", people.invite),
@@ -86,13 +91,18 @@ async def dashboard(visit: Visit) -> Response:
 @visited
 async def task(visit: Visit) -> Response:
     """GET /operator/tasks/{task}: one task, its health and its files."""
-    hosted = _hosted(visit)
+    return await _task_page(visit, _hosted(visit), RowsForm())
+
+
+async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: int = 200) -> Response:
     hash_ = hosted.task.hash
     stored = await visit.read(visit.store.task, hash_)
     figures = await kept(visit.request).figures(hosted.task)
     row = Row(hosted, stored, await visit.read(lately, visit.hub, hosted), figures)
     return visit.page(
         "task.html",
+        status,
+        rows_form=rows_form,
         row=row,
         hosted=hosted,
         task=hosted.task,
@@ -103,6 +113,7 @@ async def task(visit: Visit) -> Response:
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},
         is_histogram=is_histogram(hosted.task),
+        can_validate=not is_histogram(hosted.task) and hosted.task.features.kind != "windows",
         is_counting=is_histogram(hosted.task) and not find(hosted.task).keeps(hosted.task),
         remarks=find(hosted.task).remarks(hosted.task) if is_histogram(hosted.task) else (),
         places=await visit.read(places_of, visit.hub, hosted.task),
@@ -127,6 +138,28 @@ async def change_state(visit: Visit) -> Response:
         raise Problem("conflict", "The task is stopped: there is nothing to pause.")
     await visit.hub.set_state(hosted.task.hash, state, f"by {visit.name}")
     return visit.go(f"/operator/tasks/{_id(hosted)}", state)
+
+
+@uploaded
+async def validate(visit: Visit) -> Response:
+    """POST /operator/tasks/{task}/validate: look at the model with rows that the form brings."""
+    hosted = _hosted(visit)
+    try:
+        check_validated(hosted.task)
+        await attach_rows(visit, hosted.task)
+    except BadRows as error:
+        return await _task_page(visit, hosted, RowsForm(dict(visit.form), {error.about: str(error)}), 422)
+    except TaskError as error:
+        raise Problem("conflict", str(error)) from error
+    return visit.go(f"/operator/tasks/{_id(hosted)}", "validated")
+
+
+@visited
+async def stop_validating(visit: Visit) -> Response:
+    """POST /operator/tasks/{task}/validate/off: look no more, and erase the rows."""
+    hosted = _hosted(visit)
+    await remove_rows(visit, hosted.task)
+    return visit.go(f"/operator/tasks/{_id(hosted)}", "unvalidated")
 
 
 @visited
@@ -175,7 +208,7 @@ async def _plot(visit: Visit, hosted: Hosted, name: str) -> Response:
     if not can_draw(name, await held.figures(hosted.task)):
         raise Problem("not-found", "There is nothing to see on this plot yet.")
     theme = "dark" if visit.request.query_params.get("theme") == "dark" else "light"
-    data = await held.picture(hosted.task, name, language(visit.request), theme, "svg")
+    data = await held.picture(hosted.task, name, words("en"), theme, "svg")
     return Response(data, 200, {**HEADERS, "Content-Security-Policy": PICTURE_POLICY}, media_type="image/svg+xml")
 
 

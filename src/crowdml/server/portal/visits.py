@@ -21,13 +21,13 @@ from starlette.responses import Response
 from crowdml.server.hub import Hub
 from crowdml.server.operators import FORM_FIELD, LoginNeeded, Operators, operators_of
 from crowdml.server.portal import assets, pages
-from crowdml.server.portal.forms import read_form
+from crowdml.server.portal.forms import Upload, read_form, read_upload
 from crowdml.server.portal.words import words
 from crowdml.storage.server import Session, Store, StoreError
 from crowdml.texts import number_text
 from crowdml.wire.problems import Problem
 
-__all__ = ["HEADERS", "Visit", "moment", "render", "store_words", "visited"]
+__all__ = ["HEADERS", "Visit", "moment", "render", "store_words", "uploaded", "visited"]
 
 log = logging.getLogger("crowdml.server")
 
@@ -37,6 +37,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LARGEST_FORM = 512 * 1024
+LARGEST_UPLOAD = 32 * 2**20
+"""Bytes of a form with rows in it; the command line takes larger files."""
 READS = ("GET", "HEAD")
 """Methods that change nothing: whatever else comes is a form, and has its token."""
 
@@ -55,6 +57,8 @@ NOTICES = {
     "added": "The operator is added.",
     "removed": "The operator is removed.",
     "cancelled": "The simulation was cancelled.",
+    "validated": "The server looks at the model with these rows from now on.",
+    "unvalidated": "Nobody looks any more, and the rows are erased. What was charged stays in the ledger.",
 }
 """What a page says after a form was taken, by the word in its address."""
 
@@ -123,6 +127,7 @@ class Visit:
     request: Request
     session: Session
     form: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Upload] = field(default_factory=dict)
 
     @property
     def hub(self) -> Hub:
@@ -160,9 +165,20 @@ class Visit:
         return await asyncio.to_thread(work, *arguments)
 
 
-def visited(handler: Callable[[Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """The handler for those who are logged in; whatever may change something has a token of their session."""
+Handler = Callable[[Visit], Awaitable[Response]]
 
+
+def visited(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The handler for those who are logged in; whatever may change something has a token of their session."""
+    return _guarded(handler, files=False)
+
+
+def uploaded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The same as `visited` for a form with files, which may be larger."""
+    return _guarded(handler, files=True)
+
+
+def _guarded(handler: Handler, *, files: bool) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         operators = operators_of(request)
         try:
@@ -173,7 +189,10 @@ def visited(handler: Callable[[Visit], Awaitable[Response]]) -> Callable[[Reques
             return pages.redirect(f"/operator/login?next={quote(request.url.path)}")
         visit = Visit(request, session)
         if request.method not in READS:
-            visit.form = await read_form(request, LARGEST_FORM, files=True)
+            if files:
+                visit.form, visit.files = await read_upload(request, LARGEST_UPLOAD)
+            else:
+                visit.form = await read_form(request, LARGEST_FORM, files=True)
             operators.check_form(request, visit.form.get(FORM_FIELD, ""), session)
         return await handler(visit)
 
