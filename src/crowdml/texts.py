@@ -6,12 +6,14 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from datetime import datetime
 
 __all__ = [
     "count_text",
     "did_you_mean",
     "harmless",
     "hidden_control",
+    "local_time",
     "markdown_text",
     "number_text",
     "one_line",
@@ -63,6 +65,11 @@ def number_text(value: float, digits: int = 3) -> str:
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"
+
+
+def local_time(moment: str) -> str:
+    """'2026-11-17 04:37': a moment of a record, which is in UTC, by the clock of whoever reads it."""
+    return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M}"
 
 
 def digits_below(value: float) -> str:

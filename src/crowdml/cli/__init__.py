@@ -15,9 +15,10 @@ import click
 
 from crowdml import __version__
 from crowdml.cli.bench import bench
+from crowdml.cli.budget import budget
 from crowdml.cli.data import data
 from crowdml.cli.demo import demo
-from crowdml.cli.device import budget, fleet, join, leave, predict
+from crowdml.cli.device import fleet, join, leave, predict
 from crowdml.cli.ledger import ledger
 from crowdml.cli.operator import invitation, invite, operator
 from crowdml.cli.output import close_quietly, say_error

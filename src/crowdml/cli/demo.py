@@ -18,6 +18,7 @@ from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
 from crowdml.cli.task import find_task
 from crowdml.errors import CrowdmlError
+from crowdml.texts import number_text
 
 if TYPE_CHECKING:
     from crowdml.demo.compare import Comparison, Simulated
@@ -187,7 +188,7 @@ def panel(view: View) -> Any:
     else:
         table.add_row("cohorts added up", _bar(ProgressBar, Table, view.rounds, view.of_rounds))
     table.add_row("accuracy so far", "-" if view.accuracy is None else _bar_of(ProgressBar, Table, view.accuracy))
-    table.add_row("ε of the dearest sample", f"{epsilon_text(view.epsilon_sample)}   at δ = {view.delta:g}")
+    table.add_row("ε of the dearest sample", f"{epsilon_text(view.epsilon_sample)}   at δ = {number_text(view.delta)}")
     table.add_row("  if all others collude", f"{epsilon_text(view.epsilon_sample_alone)}")
     table.add_row("ε of the dearest device", f"{epsilon_text(view.epsilon_device)}")
     gone = Text(f"{view.gone} killed with -9", style="bold red") if view.gone else Text("-")
@@ -248,7 +249,7 @@ def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
     table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_sample_alone))
     table.add_row("ε of the dearest device", epsilon_text(summary.epsilon_device))
     table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_device_alone))
-    table.add_row("δ of all", f"{summary.delta:g}")
+    table.add_row("δ of all", number_text(summary.delta))
     table.add_row(f"devices, {stage.what} each", f"{stage.devices:,}, {stage.each}")
     table.add_row("bytes up, with HTTP", size_text(summary.bytes_up))
     table.add_row("bytes down", size_text(summary.bytes_down))
@@ -338,4 +339,8 @@ def _plot(path: Any, outcome: Outcome, beside: Comparison) -> None:
     title = f"{stage.devices:,} devices over HTTP, {stage.each} {stage.what} each, under masks"
     masked = None if beside.masked is None else (beside.masked.points, beside.masked.accuracy)
     drawn = Curve(title, np.arange(len(curve)), curve[None], tuple(levels), compared.chance, masked, "cohorts added up")
-    draw(path, f"A crowd learns: sample ε {sample} ({alone} if everyone else colludes), δ {summary.delta:g}", [drawn])
+    draw(
+        path,
+        f"A crowd learns: sample ε {sample} ({alone} if everyone else colludes), δ {number_text(summary.delta)}",
+        [drawn],
+    )

@@ -1,4 +1,4 @@
-"""`crowdml join`, `fleet`, `predict`, `leave` and `budget`: a device and its owner."""
+"""`crowdml join`, `fleet`, `predict` and `leave`: a device and its owner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet, Rates, Summary
-    from crowdml.device.folder import Consent, Folder, OwnerBudget
+    from crowdml.device.folder import Consent, Folder
     from crowdml.device.joining import Listed
     from crowdml.device.sources import SampleSource
     from crowdml.task import Task
@@ -339,83 +339,6 @@ def leave(folder: Path, yes: bool, even_if_unreachable: bool, json_path: str | N
         home.erase()
     report.line("Left. " + ("The server was told." if told else "The server could not be told."))
     report.finish({"left": True, "server_told": told})
-
-
-@click.group()
-def budget() -> None:
-    """The owner's own budget, over all tasks."""
-
-
-@budget.command("set")
-@folder_option
-@click.option("--epsilon", required=True, help="What any one sample may cost in all, such as 1 or 1/2.")
-@click.option("--samples", required=True, type=Whole(0, 10**12), help="How many samples are given in a life.")
-@click.option("--device-epsilon", help="What the device may cost in all, as if all its samples were replaced.")
-@click.option(
-    "--delta",
-    type=Number(0, 1),
-    default=None,
-    help="At which delta the epsilons are meant: at most 1e-5, and at most 1/(10 x samples). Default: 1e-6, or less.",
-)
-@click.option("--before-joining", is_flag=True, help="Set it in a folder whose device joins later.")
-@json_option
-def set_(
-    folder: Path,
-    epsilon: str,
-    samples: int,
-    device_epsilon: str | None,
-    delta: float | None,
-    before_joining: bool,
-    json_path: str | None,
-) -> None:
-    """Set what this device may give over all tasks. It holds from the next start; nothing given is taken back."""
-    from crowdml.device.folder import Folder, OwnerBudget
-    from crowdml.privacy.losses import exact
-    from crowdml.task import largest_delta
-
-    report, home = Report(json_path), Folder(folder)
-    device = None if device_epsilon is None else str(exact(device_epsilon))
-    delta = min(1e-6, largest_delta(max(1, samples))) if delta is None else delta
-    chosen = OwnerBudget(str(exact(epsilon)), samples, device, delta)
-    _ = chosen.budget  # one that cannot be kept is refused before anything is made
-    if not home.joined and not before_joining:
-        raise OutputError(
-            f"There is no device in {folder}: nothing has joined from there. Nothing was changed. Name the device's "
-            "--folder, or say --before-joining where it will join later."
-        )
-    with home.locked():
-        home.set_budget(chosen)
-        spent = _reached(home, chosen) if home.joined and not home.lost else ()
-    cap = "" if device is None else f", and the device at most ε = {float(exact(device)):g}"
-    report.line(
-        f"Over all tasks any one sample may cost at most ε = {float(exact(epsilon)):g}, at most {samples:,} samples "
-        f"are given{cap} (δ = {delta:g}). That is kept in {folder}."
-    )
-    for sentence in spent:
-        report.line(sentence)
-    report.finish(
-        {"epsilon": chosen.epsilon, "samples": samples, "device_epsilon": device, "delta": delta,
-         "folder": str(folder), "spent": bool(spent)}
-    )  # fmt: skip
-
-
-def _reached(home: Folder, chosen: OwnerBudget) -> tuple[str, ...]:
-    """In sentences, what of a budget its devices have spent already; none where all have some left.
-
-    A spent ε of single samples stops nothing: fresh ones have all of it.
-    """
-    with home.ledger() as ledger:
-        each_of = [ledger.of(number) for number in ledger.devices() or (0,)]
-        left, given = [each.allowance(chosen.budget) for each in each_of], max(each.samples_given() for each in each_of)
-    whose = "This device" if len(left) == 1 else f"{{}} of {len(left)} devices"
-    said: list[str] = []
-    if many := sum(not each.samples for each in left):
-        verb = "has" if many == 1 else "have"
-        said.append(f"{whose.format(many)} {verb} given {given:,} samples already: no more is given under this budget.")
-    elif many := sum(each.device_epsilon is not None and each.device_epsilon <= 0 for each in left):
-        verb = "has" if many == 1 else "have"
-        said.append(f"{whose.format(many)} {verb} paid as much in all already: no more is given under this budget.")
-    return tuple(said)
 
 
 # --- what they share ---

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.budget import budget_text
 from crowdml.cli.numbers import MANY, Number, Whole
-from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_text, make_table
+from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_epsilon, make_table
+from crowdml.texts import count_text, local_time, number_text, one_line
 
 if TYPE_CHECKING:
     from crowdml.device.client import Client
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 FILE = "ledger.sqlite"
 """The ledger's name in a device's folder."""
 LINK_LASTS = 600
-"""Seconds that the owner's link holds."""
+"""Seconds within which the owner's link can be opened, once."""
 
 
 @click.command(short_help="Show what this device has spent.")
@@ -33,7 +35,7 @@ LINK_LASTS = 600
 )
 @click.option("--delta", default=1e-6, type=Number(0, 1), show_default=True, help="At which delta the totals are said.")
 @click.option("--last", default=20, type=Whole(0, MANY), show_default=True, help="How many charges to show.")
-@click.option("--web", is_flag=True, help="Make a link to the owner's page on the server; it holds for ten minutes.")
+@click.option("--web", is_flag=True, help="Make a link to the owner's page; it opens once, within ten minutes.")
 @click.option("--no-open", is_flag=True, help="With --web: print the link and open no browser.")
 @click.option("--verify", is_flag=True, help="Check the server's receipts: its signature, and its chain if it answers.")
 @click.option(
@@ -67,35 +69,46 @@ def ledger(
 
 
 def _show(report: Report, folder: Path, delta: float, last: int) -> None:
+    from crowdml.device.folder import Folder
     from crowdml.storage.ledger import Ledger
 
     path = _path(folder)
+    home = Folder(path.parent)
+    names = _titles(home)
     with Ledger(path, must_exist=True) as book:
         charges, given = book.charges(), book.samples_given()
         tops = [book.dearest_sample(delta), book.dearest_sample(delta, alone=True)]
         whole, whole_alone = book.device_total().epsilon(delta), book.device_total(alone=True).epsilon(delta)
+        said, found = budget_text(home.budget, [book])
     dearest, dearest_alone = (0.0 if top is None else top[1].epsilon(delta) for top in tops)
     masked = any(charge.alone is not None for charge in charges)
-    report.print(f"The dearest sample has paid ε = {epsilon_text(dearest)}, the device ε = {epsilon_text(whole)}")
+    report.print(
+        f"Any one sample has paid at most ε = {epsilon_text(dearest)}, the device as a whole ε = {epsilon_text(whole)} "
+        f"(δ = {number_text(delta)}), in {count_text(len(charges), 'charge')} on {count_text(given, 'sample')}"
+        f"{', with no more colluders than the studies say' if masked else ''}."
+    )
     if masked:
-        report.print("with no more colluders than the tasks say;")
         report.print(
-            f"if everyone else colludes, the dearest sample ε = {epsilon_text(dearest_alone)}, "
-            f"the device ε = {epsilon_text(whole_alone)}"
+            f"If everyone else colludes: any one sample at most ε = {epsilon_text(dearest_alone)}, "
+            f"the device as a whole ε = {epsilon_text(whole_alone)}."
         )
-    report.print(f"(δ = {delta:g}), in {_many(len(charges), 'charge')} on {_many(given, 'sample')}.")
-    price = "sample pays" + "\nif all collude" * masked
-    table = make_table("when", "task", "what", "samples", price, "seen by", numbers=False, wrap=True)
-    for charge in charges[:last]:
-        table.add_row(
-            charge.charged_at[:19].replace("T", "\n" if masked else " "),
-            charge.task.hex()[:8],
-            charge.mechanism,
-            f"{charge.first_sample}-{charge.last_sample}",
-            loss_text(charge.loss, delta) + f"\n{loss_text(charge.alone or charge.loss, delta)}" * masked,
-            charge.observer.value,
-        )
-    report.print(table)
+    report.print(said)
+    price = "ε of a sample" + "\nif all collude" * masked
+    for task in dict.fromkeys(charge.task for charge in charges[:last]):  # newest first
+        title = names.get(task, f"Task {task.hex()[:12]}")
+        table = make_table("when", "what", "samples", price, "seen by", title=title, numbers=False)
+        for charge in charges[:last]:
+            if charge.task == task:
+                paid = epsilon_text(loss_epsilon(charge.loss, delta))
+                alone = epsilon_text(loss_epsilon(charge.alone or charge.loss, delta))
+                table.add_row(
+                    local_time(charge.charged_at),
+                    charge.mechanism,
+                    f"{charge.first_sample}-{charge.last_sample}",
+                    paid + f"\n{alone}" * masked,
+                    charge.observer.value,
+                )
+        report.print(table)
     if len(charges) > last:
         report.print(f"... and {len(charges) - last:,} older ones (--last {len(charges)} shows all).")
     report.finish(
@@ -107,7 +120,8 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
             "epsilon_sample_alone": dearest_alone,
             "epsilon_device_alone": whole_alone,
             "samples": given,
-            "charges": [_plain(charge) for charge in charges],
+            "budget": found,
+            "charges": [{**_plain(charge), "title": names.get(charge.task)} for charge in charges],
         }
     )
 
@@ -124,8 +138,8 @@ def _web(report: Report, folder: Path, no_open: bool) -> None:
     link = f"{server.url}/device/{key.id}?{owner_link(key, at, LINK_LASTS)}"
     report.line(link)
     report.print(
-        f"It holds for {LINK_LASTS // 60} minutes. Whoever opens it sees what this device gave and can withdraw it: "
-        "show it to nobody."
+        f"It opens once, within the next {LINK_LASTS // 60} minutes. Whoever opens it sees what this device gave and "
+        "can withdraw it: show it to nobody. To look again later, make another one."
     )
     away = _away(home, server)
     if away is not None:
@@ -207,8 +221,9 @@ def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
         if all(result.in_transcript is None for result in results):
             raise OutputError(f"{transcript} is of a task that this device has given nothing to.")
     shown = together(results) if home.is_fleet else results
+    names = _titles(home)
     for result in shown:
-        _say(report, result, unasked)
+        _say(report, result, names.get(result.task, f"Task {result.task.hex()[:12]}"), unasked)
     if not results:
         report.line("This device has sent nothing, so there is no receipt.")
     holds = all(result.holds for result in results)
@@ -228,13 +243,15 @@ def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
         )
 
 
-def _say(report: Report, result: Verified, unasked: str | None) -> None:
+def _say(report: Report, result: Verified, name: str, unasked: str | None) -> None:
     count = len(result.receipts)
-    report.line(f"Task {result.task.hex()[:12]}: {_many(count, 'receipt')} for {_many(result.sent, 'message')}.")
+    report.line(f"{name}: {count_text(count, 'receipt')} for {count_text(result.sent, 'message')}.")
     if count and result.holds:
         report.line(" - The server signed each, for these very bytes, at places that rise.")
     if result.unhashed:
-        report.line(f" - {_many(result.unhashed, 'receipt')} for messages whose hash was not kept: checked on arrival.")
+        report.line(
+            f" - {count_text(result.unhashed, 'receipt')} for messages whose hash was not kept: checked on arrival."
+        )
     if result.in_chain is not None and result.head is not None:
         report.line(f" - {result.in_chain} of {count} are in the journal's chain as the server shows it now.")
         report.line(f" - Its head is {result.head[1]} at place {result.head[0]}: others must see the same.")
@@ -243,7 +260,7 @@ def _say(report: Report, result: Verified, unasked: str | None) -> None:
     if result.under_masks:
         report.line(" - The transcript has the sums of cohorts; what one device said under masks is in none.")
     elif result.in_transcript is not None:
-        report.line(f" - {_many(result.in_transcript, 'message')} found at the right place of the transcript. "
+        report.line(f" - {count_text(result.in_transcript, 'message')} found at the right place of the transcript. "
                     "`crowdml replay` tells whether it leads to the published weights.")  # fmt: skip
     for flaw in result.flaws:
         report.line(f" - WRONG: {flaw}")
@@ -261,6 +278,11 @@ def _found(result: Verified) -> dict[str, Any]:
         "under_masks": result.under_masks,
         "flaws": result.flaws,
     }
+
+
+def _titles(home: Folder) -> dict[bytes, str]:
+    """What the studies that the owner accepted are called."""
+    return {bytes.fromhex(hash_): one_line(each.title or each.name) for hash_, each in home.consents().items()}
 
 
 def _joined(folder: Path) -> tuple[Folder, Server]:
@@ -282,10 +304,6 @@ def _path(folder: Path) -> Path:
             f"there is no ledger {path}: this device has given nothing, or it lies elsewhere. Name its --folder."
         )
     return path
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _plain(charge: Charge) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,13 +20,15 @@ import click
 
 from crowdml.cli.plain import PlainConsole, PlainProgress, PlainTable
 from crowdml.errors import CrowdmlError
-from crowdml.texts import harmless, one_line
+from crowdml.texts import harmless, number_text, one_line
 from crowdml.texts import size_text as size_text  # what commands print
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
+
+    from crowdml.privacy.losses import Loss
 
 PLOTS = (".png", ".svg", ".pdf")
 
@@ -215,17 +216,14 @@ def plain(value: Any) -> Any:
 
 def epsilon_text(epsilon: float) -> str:
     """Four digits, as the ledger computes it; words where there is no guarantee."""
-    return "none: no noise" if math.isinf(epsilon) else f"{epsilon:.4g}"
+    return "none: no noise" if math.isinf(epsilon) else number_text(epsilon, 4)
 
 
-def loss_text(loss: Any, delta: float | None = None) -> str:
-    """'pure 0.05', 'zcdp 0.0147': what the noise proves, as a number; a list of orders as its epsilon at delta."""
-    kind, _, number = str(loss).partition(" ")
-    if delta is not None and ":" in number:
-        from crowdml.privacy.losses import Total
+def loss_epsilon(loss: Loss, delta: float) -> float:
+    """What one release costs by itself, at delta, whatever its noise proves: the number that people compare."""
+    from crowdml.privacy.losses import Total
 
-        return f"{kind}, ε {epsilon_text(Total.of([loss]).epsilon(delta))}"
-    return f"{kind} {float(Fraction(number)):.3g}" if number and ":" not in number else str(loss)
+    return Total.of([loss]).epsilon(delta)
 
 
 def say_error(sentence: str) -> None:

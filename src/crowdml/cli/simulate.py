@@ -14,6 +14,7 @@ from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
 from crowdml.cli.task import SHIPPED_DATA, find_task
 from crowdml.errors import DataError, TaskError
+from crowdml.texts import number_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -390,7 +391,7 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
     if result["stopped"] is not None:
         paid = epsilon_text(study.cost.paid_sample), epsilon_text(study.cost.paid_device)
         table.add_row("  paid so far", f"{paid[0]} and {paid[1]}")
-    table.add_row("δ", f"{study.cost.delta:g}")
+    table.add_row("δ", number_text(study.cost.delta))
     table.add_row("devices", f"{study.population.devices:,} ({result['population']})")
     table.add_row(
         "check-ins", f"{study.check_ins:,}{'' if result['stopped'] is None else ', stopped: ' + result['stopped']}"

@@ -13,12 +13,12 @@ from crowdml.cli.output import (
     Report,
     epsilon_text,
     json_option,
-    loss_text,
+    loss_epsilon,
     make_table,
     size_text,
     whole_file,
 )
-from crowdml.texts import did_you_mean
+from crowdml.texts import did_you_mean, number_text
 
 if TYPE_CHECKING:
     from crowdml.protocol import Quote, QuotedRow
@@ -154,15 +154,15 @@ def check(file_or_name: str, json_path: str | None) -> None:
     if result["model"] is not None:
         report.print(f"Learns: {result['model']}")
     leaves = make_table(
-        "leaves", "mechanism", "sensitivity", "noise", "sample pays", title="What a check-in lets out", numbers=False
+        "leaves", "mechanism", "sensitivity", "noise", "a sample's ε", title="What a check-in lets out", numbers=False
     )
     for row in result["rows"]:
-        leaves.add_row(row["row"], row["mechanism"], row["sensitivity"], row["noise"], row["loss"])
+        leaves.add_row(row["row"], row["mechanism"], row["sensitivity"], row["noise"], epsilon_text(row["epsilon"]))
     report.print(leaves)
     for row in result["rows"]:
         seen_by = SEEN_BY.get(row["observer"], row["observer"])
         report.print(f" {row['row']}: {row['promise']}; for {seen_by} to see")
-    at, masked = f"at δ = {found.privacy.delta:g}", found.masking is not None
+    at, masked = f"at δ = {number_text(found.privacy.delta)}", found.masking is not None
     with_some = f", with at most {found.masking.colluders} colluders" if found.masking is not None else ""
     costs = make_table("after", "a sample's ε", "the device's ε", title=f"What it costs, {at}{with_some}")
     left = make_table("after", "a sample's ε", "the device's ε", title=f"And if everyone else colludes, {at}")
@@ -279,10 +279,12 @@ def _row(row: QuotedRow, delta: float) -> dict[str, Any]:
         "mechanism": mechanism.kind,
         "sensitivity": f"{type(sensitivity).__name__} {sensitivity.bound}",
         "adjacency": sensitivity.adjacency.value,
-        "noise": "none" if law is None else f"{law.parameter} {law.steps:.4g}",
+        "noise": "none" if law is None else f"{law.parameter} {number_text(law.steps, 4)}",
+        "noise_steps": None if law is None else float(law.steps),
         "noise_unit": None if law is None else float(law.unit),
         "grid": float(mechanism.grid.step),
-        "loss": loss_text(row.loss, delta),
+        "loss": str(row.loss),
+        "epsilon": loss_epsilon(row.loss, delta),
         "observer": mechanism.observer.value,
         "promise": mechanism.promise,
     }
