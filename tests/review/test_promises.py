@@ -12,14 +12,19 @@ import pytest
 from bench import masked_text, task_text
 
 import crowdml.tasks
+from crowdml.cli.task import _priced
 from crowdml.device.folder import Folder, OwnerBudget, offer, readable_task
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.privacy.losses import ZCDP, Total
+from crowdml.privacy.mechanisms import Scheduled
 from crowdml.privacy.noise import SystemSource
+from crowdml.protocol import check_budget
 from crowdml.protocols import check_for_devices, delta_ceiling, find, is_delta_too_large, refusal, settled
 from crowdml.server.hub import check_hosted
+from crowdml.server.portal.pricing import price
+from crowdml.server.portal.studies import price_of
 from crowdml.task import Task, from_canonical, load, parse
-from crowdml.texts import digits_below
+from crowdml.texts import digits_below, number_text
 
 SHIPPED = sorted(Path(next(iter(crowdml.tasks.__path__))).glob("*.toml"))
 
@@ -235,6 +240,32 @@ def test_the_noise_of_every_row_is_stated_by_the_mechanism(path: Path) -> None:
         assert row.law is not None
         assert row.law.steps > 0
         assert row.law.is_drawable
+
+
+def test_a_row_with_a_schedule_of_noise_says_which_noise_it_has() -> None:
+    """Finding 14: task check and the portal's price said "none"."""
+    text = (Path(crowdml.tasks.__path__[0]) / "digits-mlp.toml").read_text(encoding="utf-8")
+    text = text[: text.index("[masking]")]
+    text = text.replace('"skellam"', '"discrete-gaussian"').replace(
+        "update_clip = 0.3", 'noise = { schedule = "geometric", ratio = 1.25 }\nupdate_clip = 0.3'
+    )
+    task = settled(parse(text))
+    row = find(task).mechanisms(task)["update"]
+    assert isinstance(row, Scheduled)
+    assert row.law == row.row.law
+    (shown,) = price(task).rows
+    assert shown.noise == f"σ = {number_text(float(row.row.sigma), 4)} steps"
+    (page,) = price_of(task).rows
+    assert dict(page.parameters)["sigma"] == pytest.approx(float(row.row.sigma * row.grid.step))
+    (checked,) = _priced(task, check_budget(find(task), task), 14)["rows"]
+    assert checked["noise"].startswith("sigma ")
+
+
+def test_a_clip_of_everything_that_a_device_gives_is_not_called_that_of_a_sample() -> None:
+    """Finding 10: what pages say of units comes from the mechanism."""
+    names = {path.stem: dict(price_of(load(path)).rows[0].parameters) for path in SHIPPED}
+    assert "clip_whole" in names["digits-mlp"]
+    assert "clip" in names["digits-masked"]
 
 
 def test_the_noise_of_moments_is_in_the_unit_of_products() -> None:

@@ -16,6 +16,7 @@ from crowdml.errors import DataError
 from crowdml.models import KINDS, Mlp, describe_model
 from crowdml.privacy.losses import Loss, Renyi
 from crowdml.protocol import Noisy, quote
+from crowdml.protocols import find
 from crowdml.server.graph import fitting_model, make_onnx
 from crowdml.server.histograms import Bar, bars_of, csv_file, is_histogram, json_file, no_onnx, tensors
 from crowdml.server.histograms import snippet as histogram_snippet
@@ -165,8 +166,6 @@ def _metadata(model: Exported) -> dict[str, str]:
 
 def model_card(model: Exported, *files: str) -> str:
     """Markdown: what the model is, what was promised to whom, and how to use each of its files."""
-    from crowdml.protocols import find
-
     task = model.task
     rows = quote(find(task), task).rows
     observers = ", ".join(sorted({row.mechanism.observer.value for row in rows}))
@@ -219,7 +218,8 @@ def _words(text: str) -> str:
 
 def _features(task: Task) -> str:
     if task.features.kind == "windows":
-        return f"windows of {task.features.dimension} readings; none of them left its device"
+        left = "none of them left its device" if find(task).overlaps else "one reading is in several, and paid as one"
+        return f"windows of {task.features.dimension} readings; {left}"
     norm = task.features.norm
     return f"{task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g}"
 

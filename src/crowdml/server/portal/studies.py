@@ -275,7 +275,8 @@ def _work_out(task: Task) -> Price:
 def _parameters(mechanism: Mechanism) -> list[tuple[str, float | int | str]]:
     found: list[tuple[str, float | int | str]] = []
     if getattr(mechanism, "clip", None) is not None:
-        found.append(("clip", float(getattr(mechanism, "clip") * mechanism.grid.step)))  # noqa: B009
+        name = "clip_whole" if getattr(mechanism, "whole", False) else "clip"
+        found.append((name, float(getattr(mechanism, "clip") * mechanism.grid.step)))  # noqa: B009
         found.append(("grid", float(mechanism.grid.step)))
     law = mechanism.law
     if law is not None:
