@@ -46,6 +46,7 @@ LETTERS, STORED = "storage/server/letters.py", "tests/storage/server/test_server
 PEERING = "tests/device/test_peering.py::"
 VALIDATION, LOOKED = "server/validation.py", "tests/server/test_validation.py::"
 PROMISES = "tests/review/test_promises.py::"
+HASHES = "storage/server/row_hashes.py"
 ROWS, FILES, LINES = "device/rows.py", "device/files.py", "tests/device/test_lines.py::"
 ONE_LINE = f"{LINES}test_what_stands_in_one_line_never_changes_how_many_rows_there_are_nor_which_the_others_are"
 LOOKS, KEPT = "storage/server/looks.py", "tests/storage/server/test_server_looks.py::"
@@ -1978,34 +1979,74 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LOOKED}test_the_noise_of_a_count_is_one_over_epsilon_and_of_distances_two_bounds_over_epsilon",
     ),
     Mutant(
-        "validation: rows that are coded in another way have a budget of their own",
-        LOOKS,
-        "        _check_features(connection, hash_, terms)\n",
-        "",
-        f"{KEPT}test_the_same_features_with_other_labels_have_no_budget_of_their_own[sqlite-charged-charged]",
+        "validation: a row with another label is another row",
+        HASHES,
+        '_keyed(key, b"row", row.tobytes()) for row in plain',
+        '_keyed(key, b"row", row.tobytes()) for row in labelled',
+        f"{KEPT}test_a_row_with_another_label_is_the_same_row[sqlite]",
     ),
     Mutant(
-        "validation: rows are known by their labels alone",
-        VALIDATION,
-        "return _hash(x) + _hash(",
-        "return _hash(",
-        f"{LOOKED}test_rows_are_read_from_files_and_data_sets_and_no_refusal_shows_one",
+        "validation: rows are hashed without the server's key",
+        HASHES,
+        "digest_size=size, key=key, person=what",
+        "digest_size=size, person=what",
+        f"{KEPT}test_hashes_of_rows_need_the_servers_key",
+    ),
+    Mutant(
+        "validation: a row has a budget in each set",
+        LOOKS,
+        "{**charged, rows: counted(hashed.rows)}",
+        "{rows: counted(hashed.rows)}",
+        f"{KEPT}test_a_row_has_one_budget_in_all_the_sets_that_it_is_in[sqlite]",
+    ),
+    Mutant(
+        "validation: only the newest of two sets knows what they share",
+        LOOKS,
+        "        if charged[rows].keys() & theirs.keys():\n",
+        "        if theirs and number == rows:\n",
+        f"{KEPT}test_a_row_has_one_budget_in_all_the_sets_that_it_is_in[sqlite]",
+    ),
+    Mutant(
+        "validation: a row that is there three times loses once",
+        HASHES,
+        "(number, rows[row]) for number",
+        "(number, 1) for number",
+        f"{KEPT}test_a_row_that_is_there_several_times_loses_as_often[sqlite]",
+    ),
+    Mutant(
+        "validation: one task's looks go beyond what another promises of the row",
+        LOOKS,
+        "for number, budget in budgets if number in pattern)",
+        "for number, budget in budgets if number == rows)",
+        f"{KEPT}test_a_look_for_one_task_keeps_what_another_promises_of_the_same_row[sqlite]",
+    ),
+    Mutant(
+        "validation: rows of an earlier version are not hashed",
+        "storage/server/migrations/versions/0007_rows.py",
+        "where(rows.c.data.is_not(None))",
+        "where(rows.c.data.is_(None) & rows.c.data.is_not(None))",
+        f"{KEPT}test_rows_that_an_earlier_version_kept_are_known_one_by_one_and_their_charges_add_up[sqlite]",
+    ),
+    Mutant(
+        "validation: what an earlier version erased is forgotten",
+        LOOKS,
+        "        if not new_rows:\n",
+        "        if False:\n",
+        f"{KEPT}test_beside_rows_that_an_earlier_version_erased_no_others_are_taken_until_they_are_known[sqlite]",
     ),
     Mutant(
         "a look at private rows is not charged",
         LOOKS,
-        "        total += many * _loss(loss).epsilon\n",
-        "        total += _loss(loss).epsilon\n",
+        "        of_set[rows] += many * _loss(loss).epsilon\n",
+        "        of_set[rows] += _loss(loss).epsilon\n",
         f"{KEPT}test_looks_end_when_the_budget_is_spent_exactly_and_a_larger_one_lets_them_go_on[sqlite]",
     ),
     Mutant(
         "each task has the whole budget of the same rows",
         LOOKS,
-        "        budget = found[0].terms.budget\n        if seen.loss is not None and (budget is None or "
-        "found[0].spent + seen.loss.epsilon > budget):\n",
-        "        budget = found[0].terms.budget\n        mine = sum(1 for _ in connection.execute(sa.select(look)"
-        ".where(here)))\n        if seen.loss is not None and (budget is None or "
-        "(mine + 1) * seen.loss.epsilon > budget):\n",
+        "        if seen.loss is not None and not _looks_left(connection, rows, seen.loss.epsilon):\n",
+        "        mine = sum(1 for _ in connection.execute(sa.select(look).where(here)))\n"
+        "        if seen.loss is not None and (mine + 1) * seen.loss.epsilon > (found[0].terms.budget or 0):\n",
         f"{KEPT}test_rows_lose_to_all_tasks_together[sqlite]",
     ),
     Mutant(
@@ -2018,9 +2059,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what was private is shown as public later",
         LOOKS,
-        "        if known is not None and known.kind != terms.kind:\n",
-        '        if known is not None and known.kind == "public" != terms.kind:\n',
+        "        if shared and row.kind != terms.kind:\n",
+        '        if shared and row.kind == "public" != terms.kind:\n',
         f"{KEPT}test_what_was_private_never_becomes_public_and_what_was_public_has_no_price[sqlite]",
+    ),
+    Mutant(
+        "a public set may have some private rows",
+        LOOKS,
+        "        if shared and row.kind != terms.kind:\n",
+        "        if shared == len(theirs) and row.kind != terms.kind:\n",
+        f"{KEPT}test_a_public_set_with_one_private_row_is_refused_and_a_private_set_with_a_public_one[sqlite]",
     ),
     Mutant(
         "a restored server goes on with the charges of its backup",

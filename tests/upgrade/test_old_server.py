@@ -177,7 +177,6 @@ def test_old_charged_rows_stay_charged_when_they_are_attached_again(old: Old):
         assert (again.spent, again.left) == (1, 4)
 
 
-@pytest.mark.xfail(reason="rows are not known one by one yet", strict=True)
 def test_a_public_set_with_one_old_charged_row_is_refused(old: Old):
     """Review 2, privacy: an old set is known by the hash of the whole, and its rows are still there to be hashed."""
     with old.store() as store:

@@ -152,6 +152,7 @@ def _change(
 @click.option("--budget", default=None, metavar="E", help="What all looks at these rows may cost, over all tasks.")
 @click.option("--every", type=Whole(1, MANY), default=1, show_default=True, metavar="N",
               help="Versions between two looks, at least.")  # fmt: skip
+@click.option("--new-rows", is_flag=True, help="None of these rows was in a set that an earlier version erased.")
 @click.option("--off", is_flag=True, help="Look no more, and erase the rows. What was charged stays in the ledger.")
 @store_options
 def validate(
@@ -161,6 +162,7 @@ def validate(
     epsilon: str | None,
     budget: str | None,
     every: int,
+    new_rows: bool,
     off: bool,
     folder: Path,
     database: str | None,
@@ -198,7 +200,7 @@ def validate(
         found = from_canonical(stored.canonical)
         rows = read_rows(found, data)
         paid = None if epsilon is None else exact(epsilon), None if budget is None else exact(budget)
-        keep_rows(store, found, rows, Terms(Path(data).name, *paid, every), utc_now())
+        keep_rows(store, found, rows, Terms(Path(data).name, *paid, every), utc_now(), new_rows=new_rows)
         store.record("validated", utc_now(), f"on {len(rows):,} rows of {Path(data).name}", hash_)
         seen = watched(store, found)
     assert seen is not None

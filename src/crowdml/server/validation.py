@@ -3,7 +3,8 @@
 Public rows belong to nobody of the study. The model is a release already, so to try it on them costs nothing.
 
 Charged rows are private. Guarantee: epsilon-DP for each look, against anyone who is shown it, for replacing one row;
-pure losses add over all looks at the same rows, over all tasks of this server, up to the budget. What passes the
+pure losses add over all looks at a row, in whichever sets and for whichever tasks of this server, up to the budget of
+its dearest row. A row is its features: one that differs in the last digit is another. What passes the
 mechanism is the number of mistakes, which one row moves by 1 at most; of tasks that learn numbers the sum of distances,
 each between 0 and twice the label's bound, brought to the middle of that, so that one row moves it by 2 bounds at most.
 How many rows there are is public. When there is a look depends on versions and states alone (`is_due`), never on rows.
@@ -14,7 +15,6 @@ The rows stay in the server's store: no log, page, export or transcript has them
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -199,20 +199,6 @@ def _unreadable(where: object, place: str) -> DataError:
     )
 
 
-def rows_hash(samples: Samples) -> bytes:
-    """64 bytes, the same for the same rows in whatever order: of their features, then of features and labels.
-
-    What a label is as a number depends on the task; whose row it is does not, so rows are known by their features too.
-    """
-    x = np.asarray(samples.x, "<f4")
-    return _hash(x) + _hash(np.concatenate([x, np.asarray(samples.y, "<f4")[:, None]], axis=1))
-
-
-def _hash(rows: Array) -> bytes:
-    hashes = sorted(hashlib.sha256(row.tobytes()).digest() for row in rows)
-    return hashlib.sha256(b"crowdml/rows/1" + b"".join(hashes)).digest()
-
-
 def check_terms(task: Task, terms: Terms, count: int) -> None:
     """Refuse terms that allow no look, or that no exact noise is drawn for."""
     if terms.every < 1:
@@ -227,12 +213,13 @@ def check_terms(task: Task, terms: Terms, count: int) -> None:
     mechanism_of(task, terms.epsilon, count)
 
 
-def keep_rows(store: Store, task: Task, samples: Samples, terms: Terms, at: str) -> Validation:
-    """Validate a task on these rows from now on."""
+def keep_rows(
+    store: Store, task: Task, samples: Samples, terms: Terms, at: str, *, new_rows: bool = False
+) -> Validation:
+    """Validate a task on these rows from now on. `new_rows`: none of them is in a set whose rows nobody knows."""
     check_terms(task, terms, len(samples))
     data = samples.x.astype("<f4").tobytes() + np.asarray(samples.y).astype("<f4").tobytes()
-    hash_ = rows_hash(samples)
-    return attach(store, task.hash, hash_, len(samples), samples.x.shape[1], data, terms, at)
+    return attach(store, task.hash, len(samples), samples.x.shape[1], data, terms, at, new_rows=new_rows)
 
 
 def unpack_rows(data: bytes, count: int, dimension: int) -> Samples:

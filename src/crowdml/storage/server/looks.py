@@ -2,11 +2,14 @@
 
 A look at charged rows is one row of a table that is only added to: its charge and the value that was drawn for it, so
 neither is ever there without the other, and a version that was looked at is not drawn for again. Charges belong to the
-rows, whichever task they were looked at for.
+rows, whichever task they were looked at for. Rows are known one by one (row_hashes.py): a row that is in several sets
+loses to looks at each of them, and the dearest row of a set decides whether a budget allows another look.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -17,14 +20,14 @@ from sqlalchemy.engine import Connection
 from crowdml.privacy.losses import Pure, parse_loss
 from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
 from crowdml.storage.server.journal import task_number
-from crowdml.storage.server.schema import look, task, validation, validation_rows
+from crowdml.storage.server.row_hashes import KEY, Hashed, Pattern, counted, earlier_hash, hash_rows, patterns
+from crowdml.storage.server.schema import look, setting, task, validation, validation_rows
 from crowdml.storage.server.store import Store
+from crowdml.texts import count_text
 
 __all__ = ["Kind", "Look", "Terms", "Validation", "add_look", "attach", "detach", "looks_of", "rows_of", "validations"]
 
 Kind = Literal["public", "charged"]
-FEATURES = 32
-"""Bytes of the hash of rows that tell their features, whatever their labels are in a task."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,19 @@ class Validation:
     attached_at: str
     halted: str | None
     spent: Fraction
-    """What one of these rows has lost to all looks, over all tasks."""
+    """What the dearest of these rows has lost to all looks, over all tasks and all sets that it is in."""
     newest: int | None
     """The newest version of this task that was looked at."""
+    most: int | None = None
+    """How many more looks a row allows that is in these rows several times, or that another task has a budget for."""
 
     @property
     def left(self) -> int | None:
         """How many more looks the budget allows; None: as many as you like."""
         if self.terms.epsilon is None or self.terms.budget is None:
             return None
-        return max(0, int((self.terms.budget - self.spent) / self.terms.epsilon))
+        own = max(0, int((self.terms.budget - self.spent) / self.terms.epsilon))
+        return own if self.most is None else min(own, self.most)
 
 
 @dataclass(frozen=True)
@@ -79,31 +85,36 @@ class Look:
 
 
 def attach(
-    store: Store, of: bytes, hash_: bytes, count: int, dimension: int, data: bytes, terms: Terms, at: str
+    store: Store, of: bytes, count: int, dimension: int, data: bytes, terms: Terms, at: str, *, new_rows: bool = False
 ) -> Validation:
-    """Validate a task on these rows from now on, instead of those before. Looks that there were stay, as charges do."""
+    """Validate a task on these rows from now on, instead of those before. Looks that there were stay, as charges do.
+
+    `new_rows`: the operator says that none of them is in a set whose rows nobody knows (migration 0007).
+    """
     with store.writing() as connection:
         number = task_number(connection, of)
-        known = connection.execute(sa.select(validation_rows).where(validation_rows.c.hash == hash_)).first()
-        if known is not None and known.kind != terms.kind:
-            raise StoreError(
-                "these rows were looked at as charged ones, and to make them public would void what was promised. "
-                f"{NOTHING_WRITTEN} Name other rows, or an epsilon."
-                if known.kind == "charged"
-                else "these rows were looked at as public ones, exactly, and no charge can take that back. "
-                f"{NOTHING_WRITTEN} Name other rows, or say --public."
-            )
-        _check_features(connection, hash_, terms)
+        hashed = hash_rows(_key(connection), data, count, dimension)
+        known = _find(connection, hashed, data, count, dimension)
+        charged = _check_shared(connection, hashed, terms)
+        if not new_rows:
+            _check_unknown(connection, terms)
         if known is None:
             made = connection.execute(
                 validation_rows.insert().values(
-                    hash=hash_, kind=terms.kind, count=count, dimension=dimension, data=data
+                    hash=hashed.whole,
+                    kind=terms.kind,
+                    count=count,
+                    dimension=dimension,
+                    data=data,
+                    row_hashes=hashed.rows,
                 )
             )
             rows = int((made.inserted_primary_key or (0,))[0])
         else:
-            rows = int(known.number)
+            rows = known
             connection.execute(validation_rows.update().where(validation_rows.c.number == rows).values(data=data))
+        if terms.kind == "charged":
+            _note_patterns(connection, rows, {**charged, rows: counted(hashed.rows)})
         connection.execute(validation.delete().where(validation.c.task == number))
         connection.execute(
             validation.insert().values(
@@ -117,18 +128,84 @@ def attach(
             )
         )
         _erase_unused(connection)
-        return _read(connection, number)[0]
+        found = _read(connection, number)[0]
+        _check_copies(connection, found)
+        return found
 
 
-def _check_features(connection: Connection, hash_: bytes, terms: Terms) -> None:
-    """Refuse rows that are here with other labels: looks at those would not be charged to these, nor be exact."""
-    for row in connection.execute(sa.select(validation_rows.c.hash, validation_rows.c.kind)):
-        same = row.hash != hash_ and row.hash[:FEATURES] == hash_[:FEATURES]
-        if same and "charged" in (row.kind, terms.kind):
+def _key(connection: Connection) -> bytes:
+    key = connection.execute(sa.select(setting.c.value).where(setting.c.name == KEY)).scalar()
+    if key is None:
+        raise StoreError(f"the database lacks the key that rows are known by. {NOTHING_WRITTEN} Restore a backup.")
+    return key
+
+
+def _find(connection: Connection, hashed: Hashed, data: bytes, count: int, dimension: int) -> int | None:
+    """The number of the same rows, if they are here. A set that was known as a whole alone is known by its rows now."""
+    here = sa.select(validation_rows.c.number).where(validation_rows.c.hash == hashed.whole)
+    known = connection.execute(here).scalar()
+    if known is not None:
+        return int(known)
+    earlier = (validation_rows.c.hash == earlier_hash(data, count, dimension)) & validation_rows.c.row_hashes.is_(None)
+    found = {"hash": hashed.whole, "row_hashes": hashed.rows}
+    connection.execute(validation_rows.update().where(earlier).values(found))
+    known = connection.execute(here).scalar()
+    return None if known is None else int(known)
+
+
+def _check_shared(connection: Connection, hashed: Hashed, terms: Terms) -> dict[int, Counter[bytes]]:
+    """Refuse a row that is here as private and would be public, or the other way round. All charged sets, counted."""
+    mine, charged = counted(hashed.rows), dict[int, Counter[bytes]]()
+    query = sa.select(validation_rows.c.number, validation_rows.c.kind, validation_rows.c.row_hashes)
+    for row in connection.execute(query.where(validation_rows.c.row_hashes.is_not(None))):
+        theirs = counted(row.row_hashes)
+        shared = len(mine.keys() & theirs.keys())
+        if shared and row.kind != terms.kind:
+            many = f"{shared:,} of these rows {'was' if shared == 1 else 'were'}"
             raise StoreError(
-                "rows with the same features were attached with other labels, and what looks at those tell of them "
-                f"would not be counted. {NOTHING_WRITTEN} Name other rows, or let the tasks name their labels alike."
+                f"{many} attached as charged ones, and to make them public would void what was promised. "
+                f"{NOTHING_WRITTEN} Name other rows, or an epsilon."
+                if row.kind == "charged"
+                else f"{many} looked at as public ones, exactly, and no charge can take that back. "
+                f"{NOTHING_WRITTEN} Name other rows, or say --public."
             )
+        if row.kind == "charged":
+            charged[int(row.number)] = theirs
+    return charged
+
+
+def _check_unknown(connection: Connection, terms: Terms) -> None:
+    """Refuse new rows where a set was erased before its rows were known one by one: one of them may be among these."""
+    unknown = validation_rows.c.row_hashes.is_(None)
+    if terms.kind == "public":
+        unknown &= validation_rows.c.kind == "charged"
+    many = connection.execute(sa.select(sa.func.count()).select_from(validation_rows).where(unknown)).scalar() or 0
+    if many:
+        raise StoreError(
+            f"an earlier version looked at {count_text(many, 'set')} of rows and erased them before rows were known "
+            f"one by one: nobody can tell whether these have one of them. {NOTHING_WRITTEN} Attach each of those files "
+            "once more with the terms that it had, or say --new-rows if no row of these was in them."
+        )
+
+
+def _note_patterns(connection: Connection, rows: int, charged: dict[int, Counter[bytes]]) -> None:
+    """Write down which charged sets the rows of this one, and of each that shares one with it, are in."""
+    for number, theirs in charged.items():
+        if charged[rows].keys() & theirs.keys():
+            found = json.dumps([sorted(pattern.items()) for pattern in patterns(number, charged)])
+            here = validation_rows.c.number == number
+            connection.execute(validation_rows.update().where(here).values(patterns=found))
+
+
+def _check_copies(connection: Connection, found: Validation) -> None:
+    """Refuse rows of which one is there so often that its budget allows no look at all."""
+    epsilon, budget = found.terms.epsilon, found.terms.budget
+    times = max(pattern.get(found.rows, 1) for pattern in _patterns(connection, found.rows))
+    if epsilon is not None and budget is not None and times > 1 and times * epsilon > budget:
+        raise StoreError(
+            f"one of these rows is there {times} times, so that a look would cost it ε = {float(times * epsilon):g}, "
+            f"and the budget is {float(budget):g}. {NOTHING_WRITTEN} Leave its copies out."
+        )
 
 
 def detach(store: Store, of: bytes) -> bool:
@@ -174,8 +251,9 @@ def _read(connection: Connection, number: int | None = None) -> list[Validation]
             Terms(row.name, _fraction(row.epsilon), _fraction(row.budget), row.every),
             row.attached_at,
             row.halted,
-            _spent(connection, row.rows),
+            max(_spent(connection, _patterns(connection, row.rows))),
             row.newest,
+            None if row.epsilon is None else _looks_left(connection, row.rows, Fraction(row.epsilon)),
         )
         for row in found
     ]
@@ -185,13 +263,33 @@ def _fraction(text: str | None) -> Fraction | None:
     return None if text is None else Fraction(text)
 
 
-def _spent(connection: Connection, rows: int) -> Fraction:
-    """Pure losses add, whoever the looks were for."""
-    query = sa.select(look.c.loss, sa.func.count()).where(look.c.rows == rows, look.c.loss.is_not(None))
-    total = Fraction(0)
-    for loss, many in connection.execute(query.group_by(look.c.loss)):
-        total += many * _loss(loss).epsilon
-    return total
+def _patterns(connection: Connection, rows: int) -> list[Pattern]:
+    text = connection.execute(sa.select(validation_rows.c.patterns).where(validation_rows.c.number == rows)).scalar()
+    return [{rows: 1}] if text is None else [dict(pairs) for pairs in json.loads(text)]
+
+
+def _spent(connection: Connection, found: list[Pattern]) -> list[Fraction]:
+    """What a row of each pattern has lost. Pure losses add, whoever the looks were for."""
+    numbers = {number for pattern in found for number in pattern}
+    query = sa.select(look.c.rows, look.c.loss, sa.func.count()).where(
+        look.c.rows.in_(numbers), look.c.loss.is_not(None)
+    )
+    of_set = dict.fromkeys(numbers, Fraction(0))
+    for rows, loss, many in connection.execute(query.group_by(look.c.rows, look.c.loss)):
+        of_set[rows] += many * _loss(loss).epsilon
+    return [sum((times * of_set[number] for number, times in pattern.items()), Fraction(0)) for pattern in found]
+
+
+def _looks_left(connection: Connection, rows: int, epsilon: Fraction) -> int:
+    """How many more looks of this epsilon every row of a set allows, by the smallest budget that it has in any task."""
+    found = _patterns(connection, rows)
+    query = sa.select(validation.c.rows, validation.c.budget).where(validation.c.budget.is_not(None))
+    budgets = [(int(row.rows), Fraction(row.budget)) for row in connection.execute(query)]
+    left: list[int] = []
+    for pattern, spent in zip(found, _spent(connection, found), strict=True):
+        allowed = min((budget for number, budget in budgets if number in pattern), default=Fraction(0))
+        left.append(max(0, int((allowed - spent) / (epsilon * pattern[rows]))))
+    return min(left)
 
 
 def _loss(text: str) -> Pure:
@@ -234,8 +332,7 @@ def add_look(store: Store, of: bytes, rows: int, seen: Look) -> Look | None:
         found = [each for each in _read(connection, number) if each.rows == rows and each.halted is None]
         if not found or (found[0].terms.kind == "charged") != (seen.loss is not None):
             return None
-        budget = found[0].terms.budget
-        if seen.loss is not None and (budget is None or found[0].spent + seen.loss.epsilon > budget):
+        if seen.loss is not None and not _looks_left(connection, rows, seen.loss.epsilon):
             return None
         connection.execute(
             look.insert().values(

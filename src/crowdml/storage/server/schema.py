@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest migration: what this version of the library reads and writes."""
 
 SERVER_NUMBER = 0
@@ -249,11 +249,13 @@ validation_rows = Table(
     "validation_rows",
     metadata,
     Column("number", Number, primary_key=True),
-    Column("hash", LargeBinary, nullable=False, unique=True),  # of the rows, in whatever order they were given
+    Column("hash", LargeBinary, nullable=False, unique=True),  # keyed, of all rows in any order
     Column("kind", Text, nullable=False),
     Column("count", Number, nullable=False),
     Column("dimension", Number, nullable=False),
     Column("data", LargeBinary),  # float32 little-endian: all x, then all y; erased when no task is validated on them
+    Column("row_hashes", LargeBinary),  # keyed and sorted, 16 bytes for each row; null: erased before they were kept
+    Column("patterns", Text),  # which sets its rows are in, and how often (row_hashes.py), as JSON; null: in it alone
     CheckConstraint("kind in ('public', 'charged')", name="validation_kind"),
     sqlite_strict=True,
 )
