@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from crowd import Crowd, make_study, open_crowd
+from device import Device
 from local_bench import local_task
 from masked_device import crowd as masked_crowd
 from masked_device import make_masked, through
@@ -274,7 +275,7 @@ def test_a_code_that_lets_nobody_in_gets_a_kind_page(crowd: Crowd, why: str):
         store.invite(code_hash(code), "2020-01-01T00:00:00+00:00", ends_at="2020-02-01T00:00:00+00:00")
     if why == "used-up":
         store.invite(code_hash(code), "2020-01-01T00:00:00+00:00", uses=1)
-        assert crowd.running.device().enrol(code).status == 200
+        assert Device(crowd.running.line()).enrol(code).status == 201
     page = crowd.browser().get(f"/join/{code}")
     said = {"unknown": "We do not know this invitation", "ended": "has ended", "used-up": "is used up"}[why]
     assert said in page.text

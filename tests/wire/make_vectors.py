@@ -181,6 +181,7 @@ def envelopes() -> Any:
         "a first check-in": check_in("gaussian", 1),
         "a later one": check_in("gaussian", 300),
         "pure losses alone": check_in("laplace", 2),
+        "a whole loss, and one of zero": (check_in("laplace", 3)[0], Statement(("pure 2", "zcdp 0"), 40, ("pure 0",))),
         "an empty body to two peers": check_in(
             "laplace", 70_000, body=b"", kind="proportions/shares/1", to=frozenset({OTHER.id, SERVER_KEY.id})
         ),
@@ -290,7 +291,7 @@ def requests() -> Any:
     now = 1_800_000_000
     asked = [
         ("GET", f"/v1/devices/{DEVICE.id}/statement", b""),
-        ("GET", f"/v1/tasks/{TASKS['gaussian'].hash.hex()}/publication?full=1", b""),
+        ("GET", f"/v1/tasks/{TASKS['gaussian'].hash.hex()}/chain?from=0&to=3", b""),
         ("POST", f"/v1/devices/{DEVICE.id}/withdraw", b"\x80"),
     ]
     tasks = tuple(sorted(task.hash.hex() for task in TASKS.values()))

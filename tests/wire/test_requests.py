@@ -23,7 +23,7 @@ from crowdml.wire.requests import (
 )
 
 KEY, OTHER = Key.from_secret(bytes(range(32))), Key.from_secret(bytes(32))
-NOW, PATH = 1_800_000_000, f"/v1/devices/{KEY.id}/statement?full=1"
+NOW, PATH = 1_800_000_000, f"/v1/tasks/{'0' * 64}/mailbox?after=7"
 HEADER = authorize(KEY, "GET", PATH, now=NOW)
 TASK = "ab" * 32
 

@@ -196,3 +196,85 @@ def test_the_page_names_every_file_of_the_specification():
     for name in FILES:
         file = name.split("/")[-1]
         assert f"`{file}`" in text or file.removesuffix(".json") in ("sgd-params-1", "sgd-gradient-1")
+
+
+def laplace_reach(scale: Fraction) -> int:
+    """The least t with P(|z| > t) = 2 q^(t+1) / (1 + q) below 2^-64, q = exp(-1/scale)."""
+    q = math.exp(-1 / scale)
+    return math.floor(float(scale) * (64 * math.log(2) + math.log(2 / (1 + q))))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_range_of_an_entry_is_the_one_line_that_the_page_gives(name):
+    """Review 2, network gap 6: the page gave the range in words, and its numbers stood in the vectors alone."""
+    task = TASKS[name]
+    fixed = sgd.plan(task)
+    b, h = fixed.settings.batch, fixed.settings.held_out
+    table, expected = sgd.mechanisms(task), sgd.expected(task)["sgd/gradient/1"]
+    most = {"errors": h or b, "labels": b}
+    for row, mechanism in table.items():
+        if row == "gradient":
+            bound = (b - h) * int(mechanism.clip)
+            assert expected[row].high == -expected[row].low > bound
+            if name != "laplace":
+                continue
+            reach = expected[row].high - bound
+        else:
+            reach, bound = -expected[row].low, most[row]
+        assert (expected[row].high - bound, reach) == (laplace_reach(mechanism.scale),) * 2
+
+
+def test_a_check_in_moves_the_weights_as_the_page_says():
+    """Review 2, network gap 5: w - c s g / b stood nowhere."""
+    from crowdml.messages import SERVER
+    from crowdml.privacy.private import RECEIVED, Release
+    from crowdml.protocol import Context
+
+    task = TASKS["laplace"]
+    fixed = sgd.plan(task)
+    b, h = fixed.settings.batch, fixed.settings.held_out
+    state = sgd.server.start(task, Context(me=SERVER)).state
+    sums = np.arange(state.weights.size, dtype="<i4").reshape(state.weights.shape) * 1000
+    empty = {
+        row: None if row not in sgd.mechanisms(task) else Release(np.zeros(size, "<i4"), RECEIVED)
+        for row, size in (("errors", 1), ("labels", task.classes or 0))
+    }
+    said = sgd.Gradient(gradient=Release(sums, RECEIVED), version=0, **empty)
+    weights = state.weights
+    for t in (1, 2):
+        state = sgd.apply(task, state, said, Context(me=SERVER, sender="x")).state
+        rate = {"1/sqrt(t)": fixed.c / math.sqrt(t), "1/t": fixed.c / t, "constant": fixed.c}[
+            fixed.settings.step.schedule
+        ]
+        weights = weights - rate * (float(fixed.grid.step) * sums / (b - h) + float(task.model.get("l2", 0)) * weights)
+        size = math.sqrt(float((weights**2).sum()))
+        weights = weights * min(1.0, fixed.radius / size) if size else weights
+        np.testing.assert_allclose(state.weights, weights, rtol=1e-5)
+
+
+def test_every_parameter_that_a_vector_signs_is_one_that_the_page_has():
+    """Review 2, network gap 7: a vector signed `publication?full=1`, and no such parameter exists."""
+    page = PROTOCOL.read_text(encoding="utf-8")
+    signed = 0
+    for row in vectors("requests")["authorization"]:
+        path, _, query = row["target"].partition("?")
+        for pair in filter(None, query.split("&")):
+            signed += 1
+            last = path.rsplit("/", 1)[-1]
+            assert re.search(rf"^### `{row['method']} [^`]*/{last}\?[^`]*\b{pair.partition('=')[0]}=", page, re.M), pair
+    assert signed
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["### `Crowdml-Index` and `Crowdml-Chain`", "## Transcripts", "crowdml/transcript/1", "`pure 0`", "`pure 2`"],
+)
+def test_the_page_tells_a_device_s_author_what_stood_elsewhere(words):
+    """Review 2, network gaps 1, 4 and 10."""
+    assert words in PROTOCOL.read_text(encoding="utf-8")
+
+
+def test_the_columns_of_cards_are_named_where_cards_are_explained():
+    """Review 2, network gap 9."""
+    for page, words in (("server.md", "`label,code,url,command`"), ("commands.md", "`label`, `code`, `url`")):
+        assert words in (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -88,7 +88,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "infinity": ({"weights": ["<f4", [2, 2], np.array([0, np.inf, 0, 0], "<f4").tobytes()]}, "between -10 and 10"),
     "minus infinity": ({"weights": ["<f4", [2, 2], np.array([-np.inf] * 4, "<f4").tobytes()]}, "between -10 and 10"),
     "a field that this task does not have": ({"maybe": ["<i4", [1], bytes(4)]}, "is not part of this task"),
-    "nothing where something must be": ({"counts": None}, "must be a list"),
+    "nothing where something must be": ({"counts": None}, "must not be nil"),
+    "no version": ({"version": None}, "must not be nil"),
     "a float version": ({"version": 7.0}, "must be a whole number"),
     "a true version": ({"version": True}, "must be a whole number"),
     "a version below 0": ({"version": -1}, "between 0 and 2147483647"),
@@ -107,6 +108,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_field_is_as_the_task_says_or_the_message_is_refused(case):
     change, words = CASES[case]
     assert words in refused(msgpack.packb({**PLAIN, **change}) or b"").detail
+
+
+def test_nil_where_the_task_has_a_field_is_a_wrong_message_and_no_malformed_one():
+    """Review 2, network gap 3: the table of problems says so of a field that is not as the task says."""
+    for name in ("counts", "single", "version", "weights"):
+        assert refused(msgpack.packb({**PLAIN, name: None}) or b"").slug == "wrong-message"
 
 
 def test_a_single_release_is_an_array_even_so():

@@ -120,7 +120,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "too-large": ProblemKind(413, "The body is too large", "Send at most as many bytes as `limit` says."),
     "uri-too-long": ProblemKind(414, "The path is too long", "Send a shorter path; the longest are in /openapi.json."),
     "media-type": ProblemKind(
-        415, "This content type is not understood here", "Send the content type that docs/protocol.md names."
+        415, "This content type is not understood here", "Send a form of the portal as browsers do."
     ),
     "wrong-task": ProblemKind(
         422, "The envelope is for another task", "Send it to the path of the task whose hash it carries."

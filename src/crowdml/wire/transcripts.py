@@ -77,7 +77,7 @@ def read_transcript(file: BinaryIO) -> tuple[bytes, Start | None, Iterator[Entry
         raise BadTranscript(f"it does not begin with {FORMAT!r}")
     _, begin, task = _members(header, format=str, snapshot=(dict, type(None)), task=bytes)
     start = None if begin is None else Start(**dict(zip(("index", "state", "published"), _start(begin), strict=True)))
-    return task, start, map(_part, parts)
+    return task, start, _rest(parts)
 
 
 def read_published(data: bytes) -> Published:
@@ -92,6 +92,14 @@ def read_published(data: bytes) -> Published:
 
 def _start(found: dict[Any, Any]) -> list[Any]:
     return _members(found, index=int, state=bytes, published=bytes)
+
+
+def _rest(parts: Iterator[Any]) -> Iterator[Entry | End]:
+    for found in parts:
+        part = _part(found)
+        yield part
+        if isinstance(part, End) and next(parts, parts) is not parts:
+            raise BadTranscript("something follows after its end")
 
 
 def _part(found: Any) -> Entry | End:

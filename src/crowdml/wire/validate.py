@@ -208,6 +208,8 @@ def _explain(kind: str, body: bytes, fields: Mapping[str, Field]) -> NoReturn:
         if field is None:
             if not reader.nil():
                 raise _wrong(kind, name, "is not part of this task and must be nil")
+        elif reader.nil():
+            raise _wrong(kind, name, "is part of this task and must not be nil")
         elif field.shape or released:
             _read_array(reader, kind, name, field)
         else:

@@ -143,6 +143,31 @@ def test_a_device_may_use_a_second_invitation_for_its_tasks(url):
         assert store.tasks_of(name(9)) == ()
 
 
+def test_an_invitation_that_adds_no_task_to_an_enrolled_device_is_not_used_up(url):
+    """Review 2, network gap 2: an enrolled key used up another invitation, and was refused where that was full."""
+    with Store(url) as store:
+        one, other = store.add_task(b"a task", "one", NOW), store.add_task(b"other", "other", NOW)
+        store.invite(CODE, NOW, tasks=[one, other], label="both")
+        store.invite(b"1" * 32, NOW, tasks=[one], label="one")
+        store.invite(b"*" * 32, NOW, label="everything", uses=2)
+        store.invite(b"+" * 32, NOW, label="everything again")
+
+        def used() -> dict[str, int]:
+            return {each.label: each.used for each in store.invitations()}
+
+        store.enrol(CODE, key(0), NOW)
+        again = store.enrol(b"1" * 32, key(0), NOW)
+        assert (again.is_new, again.tasks) == (False, (one, other))
+        store.enrol(b"1" * 32, key(1), NOW)
+        assert store.enrol(b"1" * 32, key(0), NOW).tasks == (one, other), "it is full, and still answered"
+        assert used() == {"both": 1, "one": 1, "everything": 0, "everything again": 0}
+        store.enrol(b"*" * 32, key(0), NOW)  # tasks that come later are new to it
+        store.enrol(b"+" * 32, key(0), NOW)
+        store.enrol(b"1" * 32, key(0), NOW)
+        assert used() == {"both": 1, "one": 1, "everything": 1, "everything again": 0}
+        assert refused(store, b"1" * 32, 2).reason == "used-up", "a stranger is not answered"
+
+
 def test_many_threads_use_an_invitation_no_more_often_than_it_says(url):
     with Store(url) as store:
         store.invite(CODE, NOW, uses=5)
@@ -293,8 +318,8 @@ def test_the_numbers_for_metrics(url):
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([b"a" * 32, b"b" * 32])), max_size=15))
 def test_used_counts_the_devices_that_an_invitation_let_in(asks):
     with Store("sqlite://") as store:
-        store.invite(b"a" * 32, NOW, uses=3)
-        store.invite(b"b" * 32, NOW, uses=3)
+        for code in (b"a" * 32, b"b" * 32):
+            store.invite(code, NOW, uses=3, tasks=[store.add_task(code, code[:1].decode(), NOW)])
         let_in: dict[bytes, set[int]] = {b"a" * 32: set(), b"b" * 32: set()}
         for number, code in asks:
             if len(let_in[code]) == 3 and number not in let_in[code]:

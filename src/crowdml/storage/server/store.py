@@ -362,8 +362,9 @@ class Store(Letters):
         """Let a device in by an invitation; one use less, in the same transaction. Raises `EnrolmentRefused`.
 
         The same key by the same code again is the same enrolment, costs no use, and is answered even when the
-        invitation has ended. A key that is enrolled may use another invitation, for its tasks. Where a device asks for
-        some tasks (`wanted`) and its invitations admit it to none of them, it is refused and no use is spent.
+        invitation has ended. A key that is enrolled may use another invitation, for its tasks; one that adds none to
+        those that the device has is answered likewise, and no use is spent. Where a device asks for some tasks
+        (`wanted`) and its invitations admit it to none of them, it is refused and no use is spent.
         """
         name, now = device_id(public_key), utc(at)
         with self.writing() as connection:
@@ -373,8 +374,7 @@ class Store(Letters):
             by = connection.execute(sa.select(invitation).where(invitation.c.code_hash == code_hash)).first()
             if by is None:
                 raise _unknown_code()
-            held = None if row is None else self._admission(connection, by.number, row.number)
-            if held is None:
+            if row is None or self._adds_tasks(connection, by.number, row.number, name):
                 _check_open(by.uses, by.used, by.ends_at, now)
                 self._check_rate(connection, by, now)
                 number = row.number if row is not None else _insert_device(connection, name, public_key, now)
@@ -400,9 +400,18 @@ class Store(Letters):
         _check_open(found.uses, found.used, found.ends_at, utc(at))
         return found
 
-    def _admission(self, connection: Connection, by: int, number: int) -> int | None:
-        query = sa.select(admission.c.id).where(admission.c.invitation == by, admission.c.device == number)
-        return connection.execute(query).scalar()
+    def _adds_tasks(self, connection: Connection, by: int, number: int, name: str) -> bool:
+        """Whether this invitation admits an enrolled device to a task that its other invitations do not admit it to.
+
+        One that names no task admits to all, those that come later included.
+        """
+        held = sa.select(admission.c.invitation).where(admission.c.device == number)
+        names_none = ~sa.exists().where(invitation_task.c.invitation == admission.c.invitation)
+        if connection.execute(sa.select(held.where((admission.c.invitation == by) | names_none).exists())).scalar():
+            return False
+        to = sa.select(task.c.hash).join(invitation_task, invitation_task.c.task == task.c.number)
+        named = set(connection.execute(to.where(invitation_task.c.invitation == by)).scalars())
+        return not named or not named <= set(self._tasks_of(connection, name))
 
     def _check_rate(self, connection: Connection, by: Any, now: str) -> None:
         if by.rate is None:
