@@ -623,13 +623,14 @@ def test_the_consent_screen_shows_the_study_s_words_as_they_are_and_on_lines_of_
     source = write_rows(tmp_path / "rows.csv", 10)
     with serving(tmp_path / "server", parse(text)) as server:
         done = command("join", server.address, server.code, "--source", source, "--yes", cwd=tmp_path)
-    assert "A [/red] task :smile:\nNothing. - [conceal]no gradient\nWhat leaves this device:\n" in done.stdout
+    assert "\nIt reads: Nothing. - [conceal]no gradient\nWhat leaves this device:\n" in done.stdout
+    assert done.stdout.startswith("A [/red] task :smile:\n")
 
 
 def test_the_consent_screen_shows_controls_that_a_task_of_another_making_has(capsys):
     bad = "Nothing leaves.\x1b[8m\u202e"
     shown = replace(offer(TASK, find(TASK)), title=bad, collects=bad, promises=(bad,))
-    _show(Report(None), shown)
+    _show(Report(None), shown, Folder("device"))
     said = capsys.readouterr().out
     assert said.count("Nothing leaves.\ufffd[8m\ufffd") == 3
     assert "\x1b" not in said

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from loopback import LoopbackServer, rows, serving, small_task
 
+import crowdml as crowdml_package
 from crowdml.cli import cli
+from crowdml.device.folder import Folder
 from crowdml.device.joining import read_link
 from crowdml.errors import CrowdmlError
 from crowdml.server.hub import code_hash, utc_now
@@ -176,3 +182,69 @@ def test_what_a_code_admits_to_is_told_to_its_holder_alone(server: LoopbackServe
     for body in (b"", b"[]", b'{"code": 1}', b'{"code": "a b"}', b'{"code": "a", "more": 1}', b"{" * 900):
         assert ask(body)[0] == 400
     line.close()
+
+
+# --- what an owner reads before and after ---
+
+
+def test_the_consent_names_purpose_who_runs_it_the_odds_and_how_to_leave(server: LoopbackServer, source: str):
+    """Review 2, users: owner 7. No exponent, no hash broken in a line, nothing wider than a terminal."""
+    task = small_task("harbour", samples=20).with_(
+        title="Who crosses the harbour?", purpose="Plan the ferry.", collects="Four numbers."
+    )
+    server.call(server.hub.add_task(task))
+    server.hub.store.set_setting("contact", b"City Hall\nMain Street 1\n\x1b[8mhall@city.example")
+    code = code_for(server, task.hash)
+    done = crowdml("join", f"{server.address}/join/{code}", "--source", source, "--folder", "mine")
+    assert done.exit_code == 1  # nobody is there to say yes
+    lines, whole = done.stdout.splitlines(), " ".join(done.stdout.split())
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "Who crosses the harbour?"
+    for words in (
+        "Purpose: Plan the ferry.",
+        f"Run by: City Hall, Main Street 1, \ufffd[8mhall@city.example ({server.address})",
+        "It reads: Four numbers.",
+        "The price, at δ = 10⁻⁶: any one sample loses at most ε = 1.5",
+        "is right at most 81.8 % of the time after all that is sent.",
+        "leave for good with `crowdml leave --folder mine`. What was given until then stays in the model.",
+    ):
+        assert words in whole, words
+    assert lines[-1] == task.hash.hex()
+    server.hub.store.set_setting("contact", b"")
+    assert crowdml("join", f"{server.address}/join/{code}", "--source", source, "--yes").exit_code == 0
+    (consent,) = json.loads(Path("crowdml-device/consent.json").read_text()).values()
+    assert (consent["purpose"], consent["run_by"]) == ("Plan the ferry.", server.address)
+
+
+def test_a_device_that_was_revoked_does_not_end_as_if_all_were_well(server: LoopbackServer, source: str):
+    """Review 2, users: a refused join exits with 1."""
+    link = f"{server.address}/join/{code_for(server, CITY.hash)}"
+    assert crowdml("join", link, "--source", source, "--yes", "--check-ins", 1).exit_code == 0
+    server.call(server.hub.revoke(Folder("crowdml-device").key().id))
+    done = crowdml("join", link, "--source", source, "--yes")
+    assert done.exit_code == 1
+    assert "revoked" in done.stderr
+
+
+def test_an_interrupted_join_says_that_it_goes_on_with_the_same_command(server: LoopbackServer, tmp_path: Path):
+    """Review 2, users: owner 14."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(crowdml_package.__file__).parents[1])}
+    link = f"{server.address}/join/{code_for(server, CITY.hash)}"
+    words = [sys.executable, "-m", "crowdml", "join", link, "--source", "csv:-", "--yes"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as device:  # fmt: skip
+        assert device.stdout is not None
+        assert any("Joined as device" in line for line in iter(device.stdout.readline, ""))
+        device.send_signal(signal.SIGINT)
+        said = device.communicate(timeout=60)[1]
+    assert device.returncode == 130
+    assert said.strip() == "crowdml: interrupted. What waits is kept: start the same command to go on."
+
+
+def test_the_check_ins_of_a_fleet_are_said_to_be_those_of_each_device():
+    """Review 2, users: errors. `fleet --check-ins 30` made 141 of them."""
+    said = " ".join(crowdml("fleet", "--help").output.split())
+    assert "Stop each device after so many check-ins of its own." in said
+    assert "csv:- and ndjson:- read stdin." in " ".join(crowdml("join", "--help").output.split())

@@ -50,8 +50,10 @@ class Commands(click.Group):
         except click.ClickException as error:
             error.show()
             return error.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            say_error("interrupted; nothing was left half-written.")
+        except (click.Abort, KeyboardInterrupt) as stopped:
+            why = stopped.__cause__ if isinstance(stopped, click.Abort) else stopped  # click wraps an interrupt
+            said = str(why) if isinstance(why, KeyboardInterrupt) else ""
+            say_error(said or "interrupted; nothing was left half-written.")
             return INTERRUPTED
         except CrowdmlError as error:
             say_error(str(error))

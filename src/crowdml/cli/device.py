@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,7 @@ import click
 from crowdml.cli.numbers import MANY, Number, Whole
 from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
 from crowdml.errors import CrowdmlError
-from crowdml.texts import count_text, one_line
+from crowdml.texts import count_text, number_text, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet, Rates, Summary
     from crowdml.device.folder import Consent, Folder
-    from crowdml.device.joining import Listed
+    from crowdml.device.joining import Invited
     from crowdml.device.sources import SampleSource
     from crowdml.task import Task
 
 T = TypeVar("T")
+
+REFUSALS = {"refused", "revoked", "withdrawn"}
+"""Endings by which a server sends a device away: no success, for whoever started it."""
+
+GO_ON = "interrupted. What waits is kept: start the same command to go on."
 
 CANNOT_UNDO = (
     "What this device gave is in the model and stays there: it was blurred before it left, and nobody can take it out. "
@@ -56,6 +61,9 @@ ca_option = click.option(
 task_option = click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where several run.")
 yes_option = click.option("--yes", is_flag=True, help="Accept the task's promise and price without being asked.")
 most_option = click.option("--check-ins", "most", type=Whole(1, MANY), help="Stop after so many check-ins.")
+fleet_most_option = click.option(
+    "--check-ins", "most", type=Whole(1, MANY), help="Stop each device after so many check-ins of its own."
+)
 seconds_option = click.option("--seconds", type=Number(0, MANY), help="Stop after so many seconds.")
 new_data_option = click.option(
     "--new-data", is_flag=True, help="After a lost ledger: say that nothing of this source was ever given."
@@ -165,10 +173,10 @@ def join(
 
     with attempt.joining():
         summary = _run(url, ca or home.authority, 4, work)
-    refused = "refused" in summary.endings
+    refused = bool(REFUSALS & set(summary.endings))
     if not refused:
         report.line(summary.reason)
-    report.line(_spent(summary, "this device"))
+    report.print(_spent(summary, "this device"))
     report.finish(_plain(summary))
     if refused:
         raise OutputError(summary.reason)
@@ -188,7 +196,7 @@ def join(
 @yes_option
 @click.option("--connections", default=64, show_default=True, type=Whole(1, 4096), help="Open at once, at most.")
 @ca_option
-@most_option
+@fleet_most_option
 @seconds_option
 @new_data_option
 @seed_option
@@ -261,9 +269,9 @@ def fleet(
     ):
         table.add_row(name, value)
     report.print(table)
-    report.line(_spent(summary, "the dearest device"))
+    report.print(_spent(summary, "the device that paid most"))
     report.finish(_plain(summary))
-    if set(summary.endings) == {"refused"}:
+    if set(summary.endings) <= REFUSALS:
         raise OutputError(summary.reason)
     rows.check_given(summary)
 
@@ -357,10 +365,12 @@ class Attempt:
             new = self.home.untouched
             try:
                 yield
-            except BaseException:
+            except BaseException as error:
                 known = self.home.joined or (self.fleet is not None and self.fleet.asked)
                 if new and not known and self.home.path.exists():
                     self.home.erase()  # what the server may have heard of is kept, to go on from
+                if isinstance(error, KeyboardInterrupt) and self.home.joined:
+                    raise KeyboardInterrupt(GO_ON) from None
                 raise
 
 
@@ -452,13 +462,14 @@ async def _welcome(
     from crowdml.device.runner import Clock
     from crowdml.wire.problems import Problem
 
-    clock, early = Clock(), None
+    clock, early, invited = Clock(), None, None
     known = home.consents()
     remembered = [hash_ for hash_, each in known.items() if wanted in (None, each.name) or hash_ == wanted]
     if home.joined and len(remembered) == 1:
         task, protocol = home.accepted(bytes.fromhex(remembered[0]))  # a server that is away does not stop us here
     else:
-        chosen = choose_task(await _admitted(client, home, code, devices), wanted)
+        invited = await _admitted(client, home, code, devices)
+        chosen = choose_task(invited.tasks, wanted)
         hash_ = bytes.fromhex(chosen.hash)
         try:
             task, protocol = await fetch_task(client, hash_)
@@ -471,11 +482,12 @@ async def _welcome(
                 home.ledger().close()
                 pinned(home, client, await enrol_device(client, early, code, hash_), ca)
             task, protocol = await fetch_task(client, hash_, early, clock)
-    shown = offer(task, protocol)
+    named = invited.run_by if invited is not None else ""
+    shown = replace(offer(task, protocol), run_by=f"{named} ({client.url})" if named else client.url)
     try:
         prepared = prepare(task)
         if shown.task not in known:
-            _show(report, shown)
+            _show(report, shown, home, single=single)
             if not yes:
                 _ask("Take part?", "Nothing was sent.")
     except CrowdmlError:
@@ -490,9 +502,9 @@ async def _welcome(
     return attempt.fleet, prepared
 
 
-async def _admitted(client: Client, home: Folder, code: str, devices: int) -> Sequence[Listed]:
+async def _admitted(client: Client, home: Folder, code: str, devices: int) -> Invited:
     """What the code admits to. For a folder that joined already a used-up code still opens what it opened then."""
-    from crowdml.device.joining import check_invitation, list_tasks
+    from crowdml.device.joining import Invited, check_invitation, list_tasks
     from crowdml.wire.problems import Problem
 
     try:
@@ -500,37 +512,38 @@ async def _admitted(client: Client, home: Folder, code: str, devices: int) -> Se
     except Problem as problem:
         if problem.slug != "invitation" or not home.joined:
             raise
-        return await list_tasks(client)
+        return Invited(tuple(await list_tasks(client)))
     if invited.left is not None and invited.left < devices and not home.joined:
         raise OutputError(
             f"The code lets in {count_text(invited.left, 'more device')}, and these are {devices:,}. Nothing was sent. "
             f"Say --devices {invited.left}, or ask for an invitation for as many."
         )
-    return invited.tasks
+    return invited
 
 
-def _show(report: Report, shown: Consent) -> None:
-    """The promise and the price, as its owner reads them."""
+def _show(report: Report, shown: Consent, home: Folder, *, single: bool = True) -> None:
+    """The study, its promise and its price, as the device's owner reads them before they decide."""
     from crowdml.privacy.odds import odds
 
     report.heading(shown.title or shown.name)
-    if shown.collects:
-        report.print(one_line(shown.collects))
+    for name, text in (("Purpose", shown.purpose), ("Run by", shown.run_by), ("It reads", shown.collects)):
+        if text:
+            report.print(f"{name}: {one_line(text)}")
     report.print("What leaves this device:")
     for promise in shown.promises:
         report.print(f" - {one_line(promise)}")
-    most = shown.check_ins
+    most, delta = shown.check_ins, number_text(shown.delta)
     times = "a check-in" if most is None else f"all {most:,} check-ins it may make" if most > 1 else "its only check-in"
     serves = "" if shown.uses == 1 else f" in all the {shown.uses:,} check-ins in which it serves"
     if shown.colluders is None:
-        condition = f"The price, at δ = {shown.delta:g}"
+        condition = f"The price, at δ = {delta}"
     else:
         report.print(
             "All of it leaves under masks: as long as nobody breaks X25519 or AES, the server sees the sum over a "
             "cohort, and no device's own values. A colluder is a device that works with the server, or is curious "
             "about the others."
         )
-        condition = f"The price with at most {count_text(shown.colluders, 'colluder')}, at δ = {shown.delta:g}"
+        condition = f"The price with at most {count_text(shown.colluders, 'colluder')}, at δ = {delta}"
     report.print(
         f"{condition}: any one sample loses at most ε = {epsilon_text(shown.epsilon_sample)}{serves}; "
         f"the device, as if all its samples were replaced, ε = {epsilon_text(shown.epsilon_device)} after {times}."
@@ -542,7 +555,9 @@ def _show(report: Report, shown: Consent) -> None:
             f"{epsilon_text(shown.epsilon_sample_alone)}, "
             f"the device ε = {epsilon_text(shown.epsilon_device_alone)}."
         )
-    report.line(f"Task {shown.name}, sha256 {shown.task}")
+    leave = f", and leave for good with `crowdml leave --folder {one_line(str(home.path))}`" if single else ""
+    report.print(f"You can stop at any time with Ctrl-C{leave}. What was given until then stays in the model.")
+    report.line(f"Task {shown.name}, by its sha256:\n{shown.task}")
 
 
 def _ask(question: str, otherwise: str) -> None:
@@ -603,10 +618,9 @@ def _spent(summary: Summary, device: str) -> str:
     sample, whole = summary.epsilon_sample_alone, summary.epsilon_device_alone
     is_masked = sample > summary.epsilon_sample or whole > summary.epsilon_device
     return (
-        f"{count_text(summary.check_ins, 'check-in')}. "
-        "Over everything given to this server from this folder the dearest sample has paid ε = "
-        f"{epsilon_text(summary.epsilon_sample)}, {device} ε = {epsilon_text(summary.epsilon_device)} "
-        f"(δ = {summary.delta:g})."
+        f"{count_text(summary.check_ins, 'check-in')}. Over everything given to this server from this folder any one "
+        f"sample has paid at most ε = {epsilon_text(summary.epsilon_sample)}, {device} ε = "
+        f"{epsilon_text(summary.epsilon_device)} (δ = {number_text(summary.delta)})."
         + (f" If everyone else colludes: {epsilon_text(sample)} and {epsilon_text(whole)}." if is_masked else "")
     )
 

@@ -94,6 +94,9 @@ class Consent:
     epsilon_device_alone: float | None = None
     uses: int = 1
     """How often a sample serves: what it loses is for all of them together."""
+    purpose: str = ""
+    run_by: str = ""
+    """Who runs the server, by its own words, and its address."""
 
 
 def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
@@ -134,6 +137,7 @@ def offer(task: Task, protocol: Protocol) -> Consent:
         epsilon_sample_alone=priced.sample_epsilon_alone(uses) if masked else None,
         epsilon_device_alone=priced.device_epsilon_alone(made) if masked else None,
         uses=uses,
+        purpose=task.purpose,
     )
 
 

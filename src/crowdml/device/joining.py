@@ -42,6 +42,8 @@ __all__ = [
 ROUND_KINDS = ("secagg/agreement/1", "secagg/reveal/1")
 """What a device says in a round after its draw: the server keeps it, with the statement, when the vector is gone."""
 LARGEST_LIST = 4 * 2**20
+LONGEST_CONTACT = 400
+"""Characters of what a server says about who runs it."""
 LARGEST_TASK = 2**20
 
 
@@ -80,6 +82,8 @@ class Invited:
 
     tasks: tuple[Listed, ...]
     left: int | None = None
+    run_by: str = ""
+    """Who runs the server, in one line."""
 
 
 def read_link(url: str, code: str | None) -> tuple[str, str]:
@@ -118,8 +122,10 @@ async def check_invitation(client: Client, code: str) -> Invited:
             raise
         return Invited(tuple(await list_tasks(client)))
     rows, found = _listed(client, answer.body)
-    left = found.get("left")
-    return Invited(rows, left if isinstance(left, int) else None)
+    left, runs = found.get("left"), found.get("run_by")
+    lines = runs.splitlines() if isinstance(runs, str) else []
+    shown = one_line(", ".join(line.strip() for line in lines if line.strip()))[:LONGEST_CONTACT]
+    return Invited(rows, left if isinstance(left, int) else None, shown)
 
 
 def choose_task(listed: Sequence[Listed], wanted: str | None) -> Listed:

@@ -32,6 +32,7 @@ from crowdml.server.connection import Answered, Header
 from crowdml.server.hub import Hub
 from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
+from crowdml.server.portal.public import CONTACT
 from crowdml.server.portal.studies import Price, find_price
 from crowdml.server.runner import Offer, TaskRunner
 from crowdml.server.sizes import largest_check_in, largest_masked, largest_message
@@ -484,6 +485,7 @@ async def check_invitation(request: Request) -> Response:
     hub: Hub = request.app.state.hub
     code = open_code(await read_body(request.scope, request.receive, LARGEST_CHECK))
     found, admitted = await hub.check_invitation(code)
+    contact = await asyncio.to_thread(hub.store.setting, CONTACT)
     return json_response(
         {
             "tasks": [
@@ -498,6 +500,7 @@ async def check_invitation(request: Request) -> Response:
             ],
             "left": found.uses - found.used,
             "ends_at": found.ends_at,
+            "run_by": (contact or b"").decode(errors="replace") or None,
         }
     )
 

@@ -181,6 +181,7 @@ def _schemas() -> dict[str, Any]:
                 ),
                 "left": COUNT,
                 "ends_at": {"type": ["string", "null"]},
+                "run_by": {"type": ["string", "null"]},
             }
         ),
         "Place": _all_of({"place": COUNT, "name": TEXT}),
