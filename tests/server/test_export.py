@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from crowdml.errors import TaskError
 from crowdml.features import into_ball, spectrum
+from crowdml.protocols import gram
 from crowdml.protocols.sgd import plan
 from crowdml.server.export import Exported, model_card, model_file, onnx_file
 from crowdml.server.graph import NotInstalled
@@ -255,3 +256,63 @@ def test_a_card_shows_the_texts_of_a_task_word_for_word(text: str) -> None:
     assert loose.count(f"<p>{plain}</p>") == 3
     assert f"<td>{plain}, other</td>" in loose
     assert not re.search(r"<(script|a|img|em|strong|s|ul|ol|blockquote)\b", shown)
+
+
+GRAM = """
+name = "moments"
+[features]
+dimension = 6
+norm = {{ kind = "l2", bound = {bound} }}
+[labels]
+{labels}
+[model]
+kind = "ridge"
+[protocol]
+kind = "gram"
+batch = 5
+{map}
+[privacy]
+mechanism = "skellam"
+epsilon = {{ moments = 1.0 }}
+delta = 1e-6
+[masking]
+cohort = 10
+minimum = 8
+"""
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+@pytest.mark.parametrize("constant", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_a_model_of_gram_predicts_the_same_by_onnx_by_its_snippet_and_by_itself(
+    classes: int, constant: float, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = NAMES[classes] + ("\nbound = 40.0" if not classes else "")
+    task = parse(GRAM.format(labels=labels, bound=bound, map=f'map = {{ kind = "identity", constant = {constant} }}'))
+    rng = np.random.default_rng(3)
+    weights = rng.normal(size=(6 + bool(constant), classes or 1)).astype(np.float32)
+    model = Exported(task, weights, 1, 8, 8, 1, sample_epsilon=1.0, device_epsilon=5.5, cohorts=1)
+    x = (rng.normal(size=(200, 6)) * rng.choice([0.01, 1.0, 100.0], (200, 1))).astype(np.float32)
+    ours = gram.predictions(task, weights, into_ball(x, "l2", bound))
+    found = answers(model, x)
+    (tmp_path / "m.safetensors").write_bytes(model_file(model))
+    (code,) = re.findall(r"```python\n(.*?)```", model_card(model, "m.safetensors"), re.DOTALL)
+    assert len(code.strip().splitlines()) == 5
+    assert "crowdml" not in code
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, Any] = {"row": x, "print": lambda value: said.update(value=value)}
+    exec(re.sub(r"np\.zeros\(\(1, 6\)[^)]*\)", "row", code), said)
+    if not classes:
+        np.testing.assert_allclose(found["prediction"], ours, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(said["value"], ours, rtol=1e-3, atol=1e-4)
+    else:
+        np.testing.assert_array_equal(found["label"], ours)
+        np.testing.assert_array_equal(said["value"], np.array(task.labels.classes)[ours])
+
+
+def test_features_that_onnx_cannot_compute_are_refused_with_a_way_out() -> None:
+    task = parse(GRAM.format(labels=NAMES[3], bound=1.0, map='map = { kind = "cosine", seed = 1, features = 8 }'))
+    model = Exported(task, np.zeros((9, 3), np.float32), 1, 8, 8, 1, sample_epsilon=1.0, device_epsilon=5.5)
+    with pytest.raises(TaskError, match=r"Export the model as \.safetensors"):
+        onnx_file(model)
+    assert "make_map" in model_card(model, "m.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ def check(file_or_name: str, json_path: str | None) -> None:
         "leaves", "mechanism", "sensitivity", "noise", "a sample's ε", title="What a check-in lets out", numbers=False
     )
     for row in result["rows"]:
-        leaves.add_row(row["row"], row["mechanism"], row["sensitivity"], row["noise"], epsilon_text(row["epsilon"]))
+        leaves.add_row(row["row"], row["mechanism"], _moved(row), row["noise"], epsilon_text(row["epsilon"]))
     report.print(leaves)
     for row in result["rows"]:
         seen_by = SEEN_BY.get(row["observer"], row["observer"])
@@ -269,6 +270,12 @@ def _model(found: Task) -> str | None:
     penalties = ("l1", "l2")
     made = read_model(found.model, found.features.dimension, found.classes, found.labels.bound, penalties)
     return describe_model(kind, made)
+
+
+def _moved(row: dict[str, Any]) -> str:
+    """The sensitivity of a row for people: the norm and its bound, rounded. JSON has the exact fraction."""
+    norm, bound = row["sensitivity"].split()
+    return f"{norm} {number_text(float(Fraction(bound)), 6)}"
 
 
 def _row(row: QuotedRow, delta: float) -> dict[str, Any]:

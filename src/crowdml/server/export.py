@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from crowdml.errors import DataError
+from crowdml.features.maps import MapSettings
 from crowdml.models import KINDS, Mlp, describe_model
 from crowdml.privacy.losses import Loss, Renyi
 from crowdml.protocol import Noisy, quote
@@ -364,17 +365,30 @@ def _mlp_snippet(task: Task, model: Mlp, file: str, size: str) -> str:
 
 
 def _gram_snippet(model: Exported, file: str) -> str:
-    """The public features of `gram` come from this library, by the map and seed in the task."""
+    """Five lines for a model of `gram`. Features other than the sample itself come from this library."""
     task = model.task
-    table = {key: float(value) if isinstance(value, Fraction) else value for key, value in task.protocol["map"].items()}
+    table = {
+        key: float(value) if isinstance(value, Fraction) else value
+        for key, value in task.protocol.get("map", {}).items()
+    }
     last = f"np.array({list(task.labels.classes)})[scores.argmax(1)]" if task.classes else "scores[:, 0]"
+    last = last if task.classes else f"{float(task.labels.bound):g} * {last}"
+    plain = table.get("kind", "identity") == "identity"
+    x = f"x = np.zeros((1, {task.features.dimension}), np.float32)  # one row for each sample"
+    scores = f"make_map(MapSettings(**{table}), {task.features.dimension})(x) @ weights"
+    if plain:
+        k = float(MapSettings(**task.protocol.get("map", {})).constant)
+        radius = min(math.sqrt(1 - k * k), float(task.features.norm.bound))
+        x += "; long ones are shrunk, as on a device:"
+        scores = f"x / np.maximum(1, np.linalg.norm(x, 2, 1, True) / {radius:.9g})"
+        scores += f" @ weights[:-1] + {k:g} * weights[-1]" if k else " @ weights"
     return "\n".join(
         (
-            "import json, numpy as np; from crowdml.features.maps import MapSettings, make_map",
+            "import json, numpy as np" + ("" if plain else "; from crowdml.features.maps import MapSettings, make_map"),
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
-            f"x = np.zeros((1, {task.features.dimension}), np.float32)  # a row a sample",
-            f"scores = make_map(MapSettings(**{table}), {task.features.dimension})(x) @ weights; print({last})",
+            x,
+            f"scores = {scores}; print({last})",
         )
     )
 

@@ -6,7 +6,8 @@ finite becomes the zero row, as on a device.
 
 Outputs: softmax, logistic and mlp: `label` [n] int64, an index into the names in the metadata, and `probabilities`
 [n, c]; an mlp with squared error: `label` and `scores` [n, c]. svm and smooth-svm: `label` and `scores` [n], positive
-for the second class. linear, least-squares, and an mlp for a number: `prediction` [n].
+for the second class. linear, least-squares, and an mlp for a number: `prediction` [n]. ridge, the model of `gram`, with
+the identity map: `label` and `scores` [n, c], or `prediction`; its other maps are computed by this library alone.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from typing import Any
 import numpy as np
 
 from crowdml.errors import CrowdmlError, TaskError
+from crowdml.features.maps import MapSettings
 from crowdml.features.spectrum import BINS
 from crowdml.models import KINDS, Logistic, Mlp, Model, Softmax, read_model
 from crowdml.task import Task
 
 __all__ = ["fitting_model", "make_onnx"]
 
+RIDGE = "ridge"
+"""The model of `gram`: linear in public features of a sample."""
 OPSET, IR = 17, 8
 """Of 2022: old enough for runtimes in the field."""
 
@@ -42,7 +46,13 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
             "A model is written as ONNX by the package onnx, which is not installed. Run `pip install "
             "'crowdml[server]'`, or export the model as .safetensors, which needs nothing."
         ) from error
-    model, classes = fitting_model(task, weights), list(task.labels.classes)
+    ridge, classes = task.model["kind"] == RIDGE, list(task.labels.classes)
+    model = None if ridge else fitting_model(task, weights)
+    if ridge and task.protocol.get("map", {}).get("kind", "identity") != "identity":
+        raise TaskError(
+            f"protocol.map.kind = {task.protocol['map']['kind']!r}: its features are computed by crowdml, and are not "
+            "written as ONNX. Export the model as .safetensors; its card has five lines that use it."
+        )
     nodes: list[Any] = []
     constants: dict[str, Any] = {}
 
@@ -56,11 +66,14 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
     else:
         entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", task.features.dimension])
         rows = "x"
-    scores = _scores(add, constants, model, weights, _into_ball(add, constants, rows, task))
-    outputs = _answers(add, constants, model, scores)
+    inside = _into_ball(add, constants, rows, task)
+    if model is None:
+        outputs = _ridge(add, constants, task, weights, inside)
+    else:
+        outputs = _answers(add, constants, model, _scores(add, constants, model, weights, inside))
     several = ["n", len(classes)]
     kinds = {"label": (TensorProto.INT64, ["n"]), "probabilities": (TensorProto.FLOAT, several),
-             "scores": (TensorProto.FLOAT, several if isinstance(model, Mlp) else ["n"]),
+             "scores": (TensorProto.FLOAT, several if ridge or isinstance(model, Mlp) else ["n"]),
              "prediction": (TensorProto.FLOAT, ["n"])}  # fmt: skip
     graph = helper.make_graph(
         nodes,
@@ -82,7 +95,7 @@ def fitting_model(task: Task, weights: Any) -> Model:
     """The model of a task, for weights of its shape; a TaskError where there is none that can be exported."""
     kind = str(task.model["kind"])
     if kind not in KINDS:
-        raise TaskError(f"model.kind = {kind!r}: it cannot be written as ONNX. Export it as .safetensors.")
+        raise TaskError(f"model.kind = {kind!r} is none of {', '.join(KINDS)}.")
     model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound, ("l1", "l2"))
     if tuple(np.shape(weights)) != model.shape:
         shape, wanted = (" x ".join(map(str, each)) for each in (np.shape(weights), model.shape))
@@ -109,6 +122,26 @@ def _scores(add: Any, constants: dict[str, Any], model: Model, weights: Any, row
         return add("Add", [add("MatMul", [rows, "weights"], "product"), "bias"], "raw")
     constants["weights"] = weights
     return add("MatMul", [rows, "weights"], "raw")
+
+
+def _ridge(add: Any, constants: dict[str, Any], task: Task, weights: Any, rows: str) -> list[str]:
+    """What `gram` says of rows in the ball: the identity map shrinks them onto radius sqrt(1 - k^2) and appends k."""
+    weights = np.asarray(weights, np.float32)
+    k = float(MapSettings(**task.protocol.get("map", {})).constant)
+    constants |= {"radius": np.float32(np.sqrt(1 - k * k)), "weights": weights[:-1] if k else weights}
+    size = add("ReduceL2", [rows], "norm", axes=[1], keepdims=1)
+    shrunk = add("Mul", [rows, add("Div", ["radius", add("Max", [size, "radius"], "reach")], "factor")], "features")
+    scores = add("MatMul", [shrunk, "weights"], "product")
+    if k:
+        constants["intercept"] = np.float32(k) * weights[-1]
+        scores = add("Add", [scores, "intercept"], "raw")
+    if task.classes is not None:
+        add("ArgMax", [scores], "label", axis=1, keepdims=0)
+        add("Identity", [scores], "scores")
+        return ["label", "scores"]
+    constants |= {"last": np.asarray([1], np.int64), "label bound": np.float32(task.labels.bound)}
+    add("Mul", [add("Squeeze", [scores, "last"], "of the bound"), "label bound"], "prediction")
+    return ["prediction"]
 
 
 def _spectrum(add: Any, constants: dict[str, Any]) -> str:
