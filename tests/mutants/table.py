@@ -2064,6 +2064,20 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{KEPT}test_what_was_private_never_becomes_public_and_what_was_public_has_no_price[sqlite]",
     ),
     Mutant(
+        "validation: a packed array is unpacked before its size is known",
+        VALIDATION,
+        "    if math.prod(shape) * max(4, dtype.itemsize) > MOST_BYTES or (shape and shape[0] > MOST_ROWS):\n",
+        "    if False:\n",
+        f"{LOOKED}test_an_npz_file_that_would_unpack_to_too_much_is_refused_before_it_takes_memory[wide rows]",
+    ),
+    Mutant(
+        "validation: the head of an array is read as long as it says",
+        VALIDATION,
+        "head = io.BytesIO(member.read(LONGEST_HEAD))",
+        "head = io.BytesIO(member.read())",
+        f"{LOOKED}test_an_npz_file_that_would_unpack_to_too_much_is_refused_before_it_takes_memory[a long head]",
+    ),
+    Mutant(
         "a public set may have some private rows",
         LOOKS,
         "        if shared and row.kind != terms.kind:\n",

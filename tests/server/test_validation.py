@@ -29,6 +29,7 @@ from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import L1, Adjacency
 from crowdml.protocols import find, settled
 from crowdml.protocols.gram import predictions
+from crowdml.server import validation
 from crowdml.server.export import export_model, model_card, model_file
 from crowdml.server.transcript import write_transcript
 from crowdml.server.validation import check_terms, evaluate, is_due, keep_rows, mechanism_of, read_rows, watched
@@ -288,10 +289,81 @@ def _endless() -> bytes:
     return made.getvalue()
 
 
+def _head_without_end() -> bytes:
+    """A head of the second version, which says itself how long it is: 1 GB, of spaces."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", b"\x93NUMPY\x02\x00" + (10**9).to_bytes(4, "little") + b" " * 10**6)
+        file.writestr("y.npy", b"")
+    return made.getvalue()
+
+
+def _packed(x: tuple[int, ...], y: tuple[int, ...], **more: Any) -> bytes:
+    """Zeros, packed: the arrays are made in a stream, so that this takes no memory either."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, shape in (("x", x), ("y", y)):
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": shape})
+                for _ in range(min(4, int(np.prod(shape)) * 8 // 2**20 + 1)):
+                    member.write(bytes(2**20))
+        for name, array in more.items():
+            file.writestr(f"{name}.npy", array)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (
+            _packed((180_000_000, 3), (180_000_000,)),
+            "an array x of 180,000,000 x 3 entries of 8 bytes",
+        ),
+        (_packed((10, 2**24), (10,)), "an array x of 10 x 16,777,216 entries of 8 bytes; at most"),
+        (_packed((2, 3), (2**40,)), "an array y of 1,099,511,627,776 entries of 8 bytes"),
+        (_packed((2, 3), (2,), z=b""), "cannot be read as an NPZ file with arrays x and y: it has 3 members"),
+        (_endless(), "an array x of 999,999,999,999 x 3 entries of 8 bytes"),
+        (_head_without_end(), "cannot be read as an NPZ file"),
+    ],
+    ids=["many rows", "wide rows", "many labels", "a third array", "more than there is memory", "a long head"],
+)
+def test_an_npz_file_that_would_unpack_to_too_much_is_refused_before_it_takes_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, wanted: str
+):
+    """Review 2, network L2: 4.2 MB on disk took 4.3 GB and 40 s before it was refused."""
+    path = tmp_path / "rows.npz"
+    path.write_bytes(data)
+    asked: list[int] = []
+    read = zipfile.ZipExtFile.read
+
+    def noted(member: zipfile.ZipExtFile, size: int | None = -1) -> bytes:
+        asked.append(-1 if size is None else size)
+        return read(member, size)
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", noted)
+    with pytest.raises(DataError, match=wanted):
+        read_rows(TASKS["softmax"], str(path))
+    assert all(0 <= size <= 2**20 for size in asked)
+
+
+def test_a_csv_file_of_too_many_rows_or_too_long_a_line_is_refused_before_it_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Review 2, network L2."""
+    path = tmp_path / "rows.csv"
+    path.write_text("0.1,0.2,0.3,a\n" * 9 + "x" * 10)
+    monkeypatch.setattr(validation, "MOST_ROWS", 8)
+    with pytest.raises(DataError, match=r"has more than 8 rows of 3 numbers; at most 8 rows and"):
+        read_rows(TASKS["softmax"], str(path))
+    path.write_text("0" * (2**20 + 64 * 3))
+    with pytest.raises(DataError, match=r"has a line of more than 1,048,768 characters; at most"):
+        read_rows(TASKS["softmax"], str(path))
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", _one_array(), _locked(), _endless(), _saved(x=np.zeros((2, 3)), y=np.zeros(2))[:200]],
-    ids=["empty", "one array", "under a password", "more than there is memory", "cut off"],
+    [b"", _one_array(), _locked(), _saved(x=np.zeros((2, 3)), y=np.zeros(2))[:200]],
+    ids=["empty", "one array", "under a password", "cut off"],
 )
 def test_a_file_that_is_no_npz_is_refused_in_a_sentence(tmp_path: Path, data: bytes):
     path = tmp_path / "rows.npz"

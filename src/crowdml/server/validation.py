@@ -15,11 +15,15 @@ The rows stay in the server's store: no log, page, export or transcript has them
 from __future__ import annotations
 
 import csv
+import io
 import math
+import zipfile
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -59,6 +63,8 @@ __all__ = [
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 128 * 2**20
 """Of rows that a task is validated on: they lie in the server's database, and in memory while they are in use."""
+LONGEST_LINE, LONGEST_HEAD = 2**20, 2**16
+"""Characters of a line of a CSV file, beside 64 a number; bytes of the head of an array in an NPZ file."""
 LEAST_EPSILON = Fraction(1, 1000)
 """Of a look: the noise is then a thousand mistakes."""
 PART = 4096
@@ -106,38 +112,54 @@ def read_rows(task: Task, given: str) -> Samples:
         )
     if not len(x):
         raise DataError(f"{given} has no rows. Nothing was written.")
-    if len(x) > MOST_ROWS or 4 * x.size > MOST_BYTES:
-        raise DataError(
-            f"{given} has {len(x):,} rows of {x.shape[1]:,} numbers; at most {MOST_ROWS:,} rows and "
-            f"{MOST_BYTES // 2**20} MiB are kept. Some thousands tell an accuracy to a point of a hundred."
-        )
+    if _is_too_large(len(x), x.shape[1]):
+        raise _too_large(given, f"{len(x):,} rows of {x.shape[1]:,} numbers")
     return Samples(x, y)
 
 
+def _is_too_large(rows: int, numbers: int) -> bool:
+    return rows > MOST_ROWS or 4 * rows * numbers > MOST_BYTES
+
+
+def _too_large(where: object, found: str) -> DataError:
+    return DataError(
+        f"{where} has {found}; at most {MOST_ROWS:,} rows and {MOST_BYTES // 2**20} MiB are taken. Nothing was written."
+        " Some thousands of rows tell an accuracy to a point of a hundred."
+    )
+
+
 def _read_csv(task: Task, path: Path) -> tuple[Array, Array]:
-    names = {name: place for place, name in enumerate(task.labels.classes)}
-    x: list[list[float]] = []
-    y: list[float] = []
+    names, dimension = {name: place for place, name in enumerate(task.labels.classes)}, task.features.dimension
+    x, y = array("d"), array("d")
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.reader(file), 1):
+            for number, row in enumerate(csv.reader(_short_lines(path, file, dimension)), 1):
                 if not row or (number == 1 and not any(map(_is_number, row[:-1]))):
                     continue
-                if len(row) != task.features.dimension + 1:
+                if len(row) != dimension + 1:
                     raise DataError(
-                        f"{path}, line {number}: {len(row)} fields, and the task takes {task.features.dimension} "
+                        f"{path}, line {number}: {len(row)} fields, and the task takes {dimension} "
                         "numbers and a label. Nothing was written."
                     )
+                if _is_too_large(len(y) + 1, dimension):
+                    raise _too_large(path, f"more than {len(y):,} rows of {dimension:,} numbers")
                 try:
-                    numbers = [float(field) for field in row[:-1]]
-                    label = float(names[row[-1].strip()]) if row[-1].strip() in names else float(row[-1])
+                    x.extend([float(field) for field in row[:-1]])
+                    y.append(float(names[row[-1].strip()]) if row[-1].strip() in names else float(row[-1]))
                 except ValueError:
                     raise _unreadable(path, f"line {number}") from None
-                x.append(numbers)
-                y.append(label)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}. Nothing was written.") from None
-    return _checked(task, np.asarray(x, np.float64).reshape(len(x), task.features.dimension), np.asarray(y), str(path))
+    return _checked(task, np.asarray(x, np.float64).reshape(len(y), dimension), np.asarray(y), str(path))
+
+
+def _short_lines(path: Path, file: TextIO, dimension: int) -> Iterator[str]:
+    """Lines that a row of so many numbers may take: a longer one is refused before it is in memory."""
+    longest = LONGEST_LINE + 64 * dimension
+    while line := file.readline(longest):
+        if len(line) == longest and not line.endswith("\n"):
+            raise _too_large(path, f"a line of more than {longest:,} characters")
+        yield line
 
 
 def _is_number(text: str) -> bool:
@@ -150,18 +172,38 @@ def _is_number(text: str) -> bool:
 
 def _read_npz(task: Task, path: Path) -> tuple[Array, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            x, y = np.asarray(file["x"]), np.asarray(file["y"])
+        with zipfile.ZipFile(path) as file:
+            members = file.namelist()
+            if sorted(members) != ["x.npy", "y.npy"]:
+                raise _no_npz(path, f"it has {len(members):,} members")
+            x, y = (_read_member(path, file, name) for name in ("x", "y"))
+    except DataError:
+        raise
     except Exception as error:  # of a file that is empty, cut off, another kind, under a password: all kinds of them
-        raise DataError(
-            f"{path} cannot be read as an NPZ file with arrays x and y: {type(error).__name__}. Nothing was written."
-        ) from None
+        raise _no_npz(path, type(error).__name__) from None
     if y.dtype.kind == "U" and task.classes is not None:
         names = {name: place for place, name in enumerate(task.labels.classes)}
         y = np.asarray([names.get(str(each), -1) for each in y.ravel()])
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub" or x.ndim != 2 or y.shape != (len(x),):
         raise DataError(f"{path}: x is a table of numbers and y has a label for each row of it. Nothing was written.")
     return _checked(task, x.astype(np.float64), y.astype(np.float64), str(path))
+
+
+def _no_npz(path: Path, why: str) -> DataError:
+    return DataError(f"{path} cannot be read as an NPZ file with arrays x and y: {why}. Nothing was written.")
+
+
+def _read_member(path: Path, file: zipfile.ZipFile, name: str) -> Array:
+    """One array of an NPZ file. Its head says how large it is, and is read first: a packed one grows a thousandfold."""
+    with file.open(f"{name}.npy") as member:
+        head = io.BytesIO(member.read(LONGEST_HEAD))
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read[np.lib.format.read_magic(head)](head)
+    if math.prod(shape) * max(4, dtype.itemsize) > MOST_BYTES or (shape and shape[0] > MOST_ROWS):
+        said = " x ".join(f"{each:,}" for each in shape)
+        raise _too_large(path, f"an array {name} of {said} entries of {dtype.itemsize} bytes")
+    with file.open(f"{name}.npy") as member:
+        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
 
 def _read_dataset(task: Task, name: str) -> tuple[Array, Array]:
