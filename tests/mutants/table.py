@@ -2213,4 +2213,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self.right > 1:",
         "tests/privacy/test_odds.py::test_words_follow_the_number[7.0-none-more than 99.9 %]",
     ),
+    Mutant(
+        "statements stay in the journal for ever",
+        "storage/server/journal.py",
+        "        self._erase_statements(number, keep.index)\n",
+        "",
+        "tests/storage/server/test_server_journal.py::"
+        "test_statements_are_reduced_but_for_each_devices_last_in_the_task[sqlite]",
+    ),
+    Mutant(
+        "the statement that later ones are compared with is reduced, too",
+        "storage/server/journal.py",
+        'and "index" <> (select l."index"',
+        'and -1 <> (select l."index"',
+        "tests/storage/server/test_server_journal.py::"
+        "test_statements_are_reduced_but_for_each_devices_last_in_the_task[sqlite]",
+    ),
 )

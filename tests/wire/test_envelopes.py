@@ -11,14 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from crowdml.cli.task import find_task, shipped
 from crowdml.errors import DataError, GuaranteeError
 from crowdml.messages import Envelope
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded, parse_loss
+from crowdml.protocol import quote
+from crowdml.protocols import find, settled
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key, device_id, verify
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
-from crowdml.wire.statements import Statement, is_exact, losses_of, total_of
+from crowdml.wire.statements import LARGEST_STATEMENT, Statement, is_exact, losses_of, total_of
 
 KEY, OTHER = Key.from_secret(bytes(range(32))), Key.from_secret(bytes(32))
 STATEMENT = Statement(("pure 3/10", "zcdp 7/2000"), 60, ("pure 1/10",))
@@ -146,7 +149,8 @@ def test_every_statement_travels_unchanged(device, dearest, samples):
     "texts",
     [
         ["pure 2/4"], ["pure 0.1"], ["pure -1"], ["zcdp 1", "pure 1"], ["pure 1", "pure 2"], ["free"], [""], [1], [0.5],
-        ["pure " + "9" * 4100], ["pure 1/0"], ["unbounded", "unbounded"], "pure 1", None, ["pure 1"] * 5, ["renyi 1:1"],
+        ["pure " + "9" * 4100], ["pure " + "9" * 600 + "/1" + "0" * 600],
+        ["pure 1/0"], ["unbounded", "unbounded"], "pure 1", None, ["pure 1"] * 5, ["renyi 1:1"],
         ["pure " + "9" * 4000 + "/" + "7" * 4000], [["pure 1"]], ["pure ١"],
     ],
 )  # fmt: skip
@@ -349,6 +353,18 @@ def test_a_length_that_the_bytes_do_not_have_allocates_nothing():
 def test_ten_thousand_nested_lists_are_refused_at_the_first():
     refused(signed(b"\x91" * 10_000))
     refused(signed(DATA[64:].replace(b"\xa2to\x91", b"\xa2to" + b"\x91" * 10_000)))
+
+
+def test_a_device_that_gave_to_every_shipped_task_a_million_times_has_a_statement_that_is_read():
+    """Review 2, network finding L1: a statement was bounded by 32 kB, and an honest one has 5."""
+    device, dearest = Total(), Total()
+    for name in shipped():
+        task = settled(find_task(name))
+        priced = quote(find(task), task)
+        device, dearest = device + priced.device.scaled(1_000_000), dearest + priced.sample()
+    statement = Statement.of(device, 10**9, dearest)
+    assert 2 * len(pack(statement.plain())) < LARGEST_STATEMENT < 16_384
+    assert open_signed(sign(ENVELOPE, statement, KEY)).statement == statement
 
 
 def test_fractions_of_a_statement_are_exact():

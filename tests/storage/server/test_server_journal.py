@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_builders import NOW, TASK, check_in, key, name, prepare
 
-from crowdml.storage.server import Entry, Publication, Refused, Store, StoreError
+from crowdml.storage.server import Entry, Publication, Refused, Store, StoreError, journal
 from crowdml.storage.server.journal import PAGE, kept_versions
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.receipts import chain_next, chain_start
@@ -249,6 +249,48 @@ def test_reduced_bodies_are_gone_but_for_each_devices_signed_statement(url):
         store.append(task, [check_in(1, 2)])
         assert store.counts().bodies == 2, "entry 2 is nobody's last any more"
         assert store.reduce(task, 6).bodies == 0
+
+
+def test_statements_are_reduced_but_for_each_devices_last_in_the_task(url):
+    """Review 2, network finding L1: statements stayed for ever, up to 32 kB of each check-in."""
+    with Store(url) as store:
+        task = prepare(store)
+
+        def said() -> list[int]:
+            with store.reading() as connection:
+                rows = connection.execute(sa.text('select "index" from journal where statement is not null'))
+                return sorted(row[0] for row in rows)
+
+        store.append(task, [check_in(0, 1), check_in(1, 1), check_in(0, 2), check_in(0, 3)])
+        store.snapshot(task, 4, store.head(task).chain, b"four")
+        assert said() == [1, 2, 3, 4]
+        store.reduce(task, 4)
+        assert said() == [2, 4]
+        store.append(task, [check_in(0, 4), check_in(0, 5), check_in(2, 1)])
+        assert said() == [2, 5, 6, 7], "entry 4 was kept as the last of its device, and is so no more"
+        assert store.append(task, [check_in(1, 2, samples=9)]) == [Refused(name(1), 2, "fell", 2)], "entry 2 is known"
+        store.append(task, [check_in(1, 2)])
+        store.snapshot(task, 8, store.head(task).chain, b"eight")
+        store.reduce(task, 8, after=4)
+        assert said() == [6, 7, 8]
+        assert set(store.statements(task, {name(each) for each in range(3)})) == {name(0), name(1), name(2)}
+        assert [each.statement is None for each in store.given(name(0))] == [False, True, True, True, True]
+        assert store.verify_chain(task).index == 8
+
+
+def test_statements_of_a_store_from_before_are_erased_in_steps(url, monkeypatch):
+    """Review 2, network finding L1: entries that an earlier version reduced have theirs."""
+    monkeypatch.setattr(journal, "STEP", 3)
+    with Store(url) as store:
+        task = prepare(store)
+        store.append(task, [check_in(0, seq) for seq in range(1, 11)])
+        store.snapshot(task, 10, store.head(task).chain, b"ten")
+        with store.writing() as connection:
+            connection.execute(sa.text("update snapshot set verified = 1"))
+        store.append(task, [check_in(0, 11)])
+        store.snapshot(task, 11, store.head(task).chain, b"eleven")
+        store.reduce(task, 11, after=10)
+        assert [each.statement is None for each in store.given(name(0))] == [False] + [True] * 10
 
 
 def test_a_journal_that_was_changed_is_not_reduced(tmp_path):

@@ -1,6 +1,6 @@
 """The journal: every acknowledged check-in, once, in order, hash-chained; its snapshots, and what was published.
 
-An entry is (device, seq, hash, chain, statement); its body, the signed envelope, lies beside it until `reduce`.
+An entry is (device, seq, hash, chain); its statement, and its body, the signed envelope, stay until `reduce`.
 `append` writes a batch in one transaction: what it answered is on disk. `tail` gives the bodies back in order, so that
 the server's state is a fold over them from the last snapshot.
 """
@@ -25,6 +25,7 @@ from crowdml.storage.server.schema import (
     journal,
     last_statement,
     publication,
+    setting,
     snapshot,
     task,
 )
@@ -50,6 +51,10 @@ PAGE = 500
 LARGEST = 2**63 - 1
 _AT, _SNAPSHOT_AT = journal.c.index.label("at"), snapshot.c.index.label("at")  # a row has an `index` of its own
 KEEP_VERSIONS = 64
+STEP = 5_000
+"""Entries whose statements are erased in one transaction."""
+UNSAID = "statements erased/"
+"""A setting of each task, by its number: up to which entry statements are erased, in digits."""
 
 
 class JournalRow(NamedTuple):
@@ -179,6 +184,7 @@ class Journal(Database):
         fresh: dict[tuple[str, int], Entry] = {}
         moved: dict[int, tuple[int, int, int, int, bytes]] = {}
         left: list[tuple[int, int]] = []
+        unsaid: list[tuple[int, int]] = []
         entries: list[tuple[Any, ...]] = []
         bodies: list[tuple[Any, ...]] = []
         spoke: dict[int, int] = {}  # where in `entries` each device's last one is
@@ -200,6 +206,8 @@ class Journal(Database):
                 fresh[name, seq] = entry = Entry(name, seq, index, hash_, chain, True)
                 if writer not in moved and pointer[1] is not None:
                     left.append((pointer[0], pointer[1]))
+                if writer not in moved and pointer[2] is not None:
+                    unsaid.append((number, pointer[2]))
                 moved[writer] = number, writer, seq, index, hash_
                 place = spoke[writer] = len(entries)
                 entries.append((number, index, writer, seq, hash_, chain, statement, times[received_at], place))
@@ -224,13 +232,16 @@ class Journal(Database):
             stale = sorted(each for each in left if each[1] <= reduced.get(each[0], 0))
             if stale:  # they were kept as the last ones of their devices, and are so no more
                 cursor.executemany(sql["forget"], stale)
+            stale = sorted(each for each in unsaid if each[1] <= reduced.get(number, 0))
+            if stale:  # likewise, as the last ones of their devices in this task
+                cursor.executemany(sql["unsay"], stale)
         return answers
 
     def _known(
         self, cursor: Any, number: int, names: set[str]
-    ) -> dict[str, tuple[int, bool, bool, int, Any, Any, Any]]:
+    ) -> dict[str, tuple[int, bool, bool, int, Any, Any, Any, Any]]:
         """For each enrolled device: its number, whether it was revoked or withdrew, its last seq and statement in this
-        task, and its last entry in any."""
+        task, its last entry in any, and the place of its last entry in this one."""
         wanted = json.dumps([*names]) if self.is_sqlite else [*names]
         found = cursor.execute(self._sql["device"], (number, wanted)).fetchall()
         return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0, *row[5:]) for row in found}
@@ -506,10 +517,11 @@ class Journal(Database):
         return [Head(row.at, row.chain) for row in rows]
 
     def reduce(self, task: bytes, upto_index: int, after: int = 0) -> Reduced:
-        """Erase the bodies behind a verified snapshot: those up to the newest snapshot at or before `upto_index`.
+        """Erase the bodies and statements behind a verified snapshot: those up to the newest at or before `upto_index`.
 
-        What stays of each is its entry (device, seq, hash, chain, statement). The body of a device's very last
-        check-in also stays: it is the signed statement that a device without its ledger asks for. Snapshots before
+        What stays of each is its entry (device, seq, hash, chain). The body of a device's very last check-in also
+        stays: it is the signed statement that a device without its ledger asks for. And so does the statement of each
+        device's last entry in this task: totals that are below it are refused. Snapshots before
         that one go too; without a snapshot nothing does. Verified: its state has its hash, and the chain up to it was
         computed anew, from the snapshot that was verified last. Erases in steps, so that no check-in waits long, and
         begins after the entry `after`, for whoever knows that all before it was reduced and is done.
@@ -523,6 +535,7 @@ class Journal(Database):
             mine = snapshot.c.task == number
             connection.execute(snapshot.update().where(mine, snapshot.c.index == keep.index).values(verified=1))
             connection.execute(snapshot.delete().where(mine, snapshot.c.index < keep.index))
+        self._erase_statements(number, keep.index)
         return Reduced(keep.index, self._erase_bodies(number, after, keep.index))
 
     def _verified_head(self, task: bytes, upto: int) -> Head | None:
@@ -531,6 +544,20 @@ class Journal(Database):
             mine = snapshot.c.task == task_number(connection, task)
             row = connection.execute(query.where(mine).order_by(snapshot.c.index.desc()).limit(1)).first()
         return None if row is None else Head(row.at, row.chain)
+
+    def _erase_statements(self, number: int, upto: int) -> None:
+        """In steps, each a transaction that also keeps how far it came: a killed server goes on there. A device's last
+        statement in this task stays, until `append` has a later one."""
+        name = f"{UNSAID}{number}"
+        with self.reading() as connection:
+            kept = connection.execute(sa.select(setting.c.value).where(setting.c.name == name)).scalar()
+        low = 0 if kept is None else int(kept)
+        while low < upto:
+            low, after = min(upto, low + STEP), low
+            with self.writing() as connection:
+                cursor = connection.connection.cursor()
+                cursor.execute(self._sql["unsay all"], (number, after, low))
+                cursor.execute(self._sql["keep"], (name, b"%d" % low))
 
     def _erase_bodies(self, number: int, after: int, upto: int) -> int:
         """In steps of a page, each a transaction; a device's last body stays, until `append` has a later one."""
@@ -655,7 +682,7 @@ _SQLITE = {
     "task": "select number from task where hash = ?",
     "head": 'select "index", chain from journal where task = ? order by "index" desc limit 1',
     "device": """
-        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq, j.statement, d.last_task, d.last_index
+        select d.id, d.number, d.revoked_at, d.withdrawn_at, l.seq, j.statement, d.last_task, d.last_index, l."index"
         from device d left join latest l on l.task = ? and l.device = d.number
         left join journal j on j.task = l.task and j."index" = l."index"
         where d.id in (select value from json_each(?))""",
@@ -670,6 +697,11 @@ _SQLITE = {
         set seq = excluded.seq, "index" = excluded."index", hash = excluded.hash""",
     "reduced": 'select task, max("index") from snapshot where verified = 1 group by task',
     "forget": 'delete from body where task = ? and "index" = ?',
+    "unsay": 'update journal set statement = null where task = ? and "index" = ?',
+    "unsay all": """
+        update journal set statement = null where task = ? and "index" > ? and "index" <= ? and statement is not null
+        and "index" <> (select l."index" from latest l where l.task = journal.task and l.device = journal.device)""",
+    "keep": "insert into setting (name, value) values (?, ?) on conflict (name) do update set value = excluded.value",
     "pointer": "update device set last_task = ?, last_index = ? where number = ?",
     "held": """
         select j."index" from journal j join device d on d.number = j.device

@@ -81,7 +81,7 @@ journal = Table(
     Column("seq", Number, nullable=False),
     Column("hash", LargeBinary, nullable=False),  # SHA-256 of the signed envelope
     Column("chain", LargeBinary, nullable=False),
-    Column("statement", LargeBinary),  # the device's running totals; erased when it withdraws
+    Column("statement", LargeBinary),  # the device's running totals; erased by `reduce`, but for its last in the task
     Column("received_at", Text, nullable=False),
     Column("place", Integer, nullable=False, server_default="0"),  # among the entries of one commit, from 0
     PrimaryKeyConstraint("task", "index"),
@@ -89,7 +89,8 @@ journal = Table(
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )
-"""Append-only by triggers. The one thing that may change is a withdrawn device's statement, to null."""
+"""Append-only by triggers. The one thing that may change is a statement, to null: of a device that withdrew, and of
+entries that were reduced."""
 
 body = Table(
     "body",

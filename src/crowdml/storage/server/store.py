@@ -159,7 +159,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Given:
-    """A check-in as its owner sees it: its place in the journal of `task`, and the packed totals it was signed with."""
+    """A check-in as its owner sees it: its place in the journal of `task`, and the packed totals that it was signed
+    with; None where those are erased."""
 
     task: bytes
     index: int
