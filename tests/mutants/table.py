@@ -2078,6 +2078,14 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LOOKED}test_an_npz_file_that_would_unpack_to_too_much_is_refused_before_it_takes_memory[a long head]",
     ),
     Mutant(
+        "a cell of a CSV file runs in a spreadsheet",
+        "server/spreadsheets.py",
+        "    if not isinstance(value, str):\n",
+        "    if True:\n",
+        "tests/server/test_spreadsheets.py::"
+        "test_words_that_a_spreadsheet_would_compute_are_written_as_text_in_every_file[=cmd|x!A1]",
+    ),
+    Mutant(
         "a public set may have some private rows",
         LOOKS,
         "        if shared and row.kind != terms.kind:\n",

@@ -16,8 +16,8 @@ from crowdml.server.invitations import (
     BadInvitation,
     Batch,
     Card,
+    batch_csv,
     check_address,
-    csv_text,
     make_batch,
     parse_end,
     qr_svg,
@@ -102,7 +102,7 @@ def test_an_end_that_is_none_is_refused(text: str):
 
 def test_a_csv_has_label_code_url_and_command_and_nothing_that_a_spreadsheet_computes():
     cards = tuple(Card(label, "abc", f"{WHERE}/join/abc", "crowdml join") for label in ("=1+1", "@x", 'a "b", c'))
-    rows = list(csv.reader(io.StringIO(csv_text(Batch("t", WHERE, 1, None, None, cards)))))
+    rows = list(csv.reader(io.StringIO(batch_csv(Batch("t", WHERE, 1, None, None, cards)))))
     assert rows[0] == ["label", "code", "url", "command"]
     assert [row[0] for row in rows[1:]] == ["'=1+1", "'@x", 'a "b", c']
 

@@ -152,8 +152,8 @@ def invite(
     from crowdml.server.hub import utc_now
     from crowdml.server.invitations import (
         admitted,
+        batch_csv,
         check_address,
-        csv_text,
         make_batch,
         only_here,
         parse_end,
@@ -189,7 +189,7 @@ def invite(
             by="the command line",
             trust=trust_words(store),
         )
-    for path, text in ((csv_path, csv_text), (sheet_path, sheet_html)):
+    for path, text in ((csv_path, batch_csv), (sheet_path, sheet_html)):
         if path is not None:
             with whole_file(Path(path)) as draft:
                 draft.write_text(text(batch), encoding="utf-8", newline="")

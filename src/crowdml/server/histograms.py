@@ -5,8 +5,6 @@ Nothing here predicts: devices of such a task that learn do so for themselves, a
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 from crowdml.errors import DataError
 from crowdml.protocol import Noisy
 from crowdml.server.estimates import share_of
+from crowdml.server.spreadsheets import csv_text
 from crowdml.task import Task
 
 __all__ = ["ENDINGS", "Bar", "bars_of", "csv_file", "is_histogram", "json_file", "no_onnx", "snippet", "tensors"]
@@ -67,11 +66,7 @@ def json_file(bars: list[Bar], labels: Noisy | None, metadata: dict[str, str]) -
 
 
 def csv_file(bars: list[Bar]) -> bytes:
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    rows.writerows([getattr(bar, name) for name in COLUMNS] for bar in bars)
-    return text.getvalue().encode()
+    return csv_text(COLUMNS, ([getattr(bar, name) for name in COLUMNS] for bar in bars)).encode()
 
 
 def tensors(bars: list[Bar]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The store has the hash of a code, and nothing else of it.
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import re
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from crowdml.addresses import BadAddress, read_address
 from crowdml.errors import CrowdmlError
 from crowdml.server.codes import new_code
 from crowdml.server.hub import code_hash
+from crowdml.server.spreadsheets import csv_text
 from crowdml.server.tls import is_loopback
 from crowdml.storage.server import Invitation, Store
 from crowdml.storage.server.operating import invite_many
@@ -30,8 +30,8 @@ __all__ = [
     "Card",
     "Sheet",
     "admitted",
+    "batch_csv",
     "check_address",
-    "csv_text",
     "join_command",
     "join_commands",
     "make_batch",
@@ -237,15 +237,10 @@ def _card(label: str, place: int, number: int, address: str, command: str) -> Ca
 # --- as files ---
 
 
-def csv_text(batch: Batch) -> str:
-    """Label, code, address and command of each. A cell that a spreadsheet would compute is quoted as text."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(("label", "code", "url", "command"))
-    for card in batch.cards:
-        label = f"'{card.label}" if card.label[:1] in "=+-@\t\r" else card.label
-        writer.writerow((label, card.code, card.url, card.command))
-    return out.getvalue()
+def batch_csv(batch: Batch) -> str:
+    """Label, code, address and command of each."""
+    cards = ((card.label, card.code, card.url, card.command) for card in batch.cards)
+    return csv_text(("label", "code", "url", "command"), cards)
 
 
 def qr_svg(text: str) -> str:

@@ -13,8 +13,8 @@ from crowdml.server.invitations import (
     AUTHORITY,
     PUBLIC_ADDRESS,
     BadInvitation,
+    batch_csv,
     check_address,
-    csv_text,
     make_batch,
     only_here,
     parse_end,
@@ -82,7 +82,7 @@ async def invite(visit: Visit) -> Response:
         batch = await _make(visit, form)
     except BadInvitation as error:
         return await _invite_page(visit, form, {error.about: str(error)}, 422)
-    data = base64.b64encode(csv_text(batch).encode()).decode()
+    data = base64.b64encode(batch_csv(batch).encode()).decode()
     cards = [(card, Markup(qr_svg(card.url))) for card in batch.cards]
     return visit.page(
         "sheet.html",
