@@ -32,7 +32,7 @@ mechanism = "skellam"
 epsilon = {{ gradient = 1.0, labels = 0.5 }}
 delta = 1e-6
 uses = 2
-budget = {{ epsilon = 1.5, samples = 100000 }}
+budget = {{ epsilon = 1.5, samples = 10000 }}
 """
 ROWS = 2
 """Of the table."""
@@ -111,7 +111,7 @@ def test_masked_devices_join_take_part_verify_and_leave(tmp_path):
         assert told["epsilon_device_alone"] > told["epsilon_device"]
         assert len(told["charges"]) == ROWS * 4
         assert {charge["observer"] for charge in told["charges"]} == {"aggregate"}
-        assert "if everyone else colludes" in " ".join(done("ledger", "--folder", str(device)).stdout.split())
+        assert "If everyone else colludes" in " ".join(done("ledger", "--folder", str(device)).stdout.split())
         verified = json.loads(done("ledger", "--folder", str(device), "--verify", "--json", "-").stdout)
         assert verified["holds"]
         assert verified["server_asked"], verified

@@ -180,6 +180,31 @@ def test_a_refused_form_keeps_what_was_typed_and_makes_nothing(crowd: Crowd):
     assert not [kind for kind, _ in events(crowd) if kind == "drafted"]
 
 
+def test_the_form_refuses_a_delta_that_devices_would_refuse_next_to_its_field(crowd: Crowd):
+    """Review 2, privacy finding 1."""
+    desk = set_up(crowd)
+    desk.get("/operator/tasks/new?from=digits012")
+    page = desk.post("/operator/tasks/new", **{**DIGITS, "privacy.delta": "0.1"})
+    assert page.status == 422
+    assert 'aria-describedby="help-privacy.delta flaw-privacy.delta"' in page.text
+    assert "it is at most 1e-05" in page.text
+    assert not [kind for kind, _ in events(crowd) if kind == "drafted"]
+
+
+def test_a_draft_that_an_earlier_version_kept_is_shown_with_a_warning_and_cannot_be_started(crowd: Crowd):
+    """Review 2, privacy finding 1."""
+    desk, text = set_up(crowd), task_text({**DIGITS, "privacy.delta": "0.1"})[0]
+    task = check_text(text)
+    kept = json.dumps({"text": text, "by": "anna", "at": "2026-11-01T00:00:00+00:00", "form": True}).encode()
+    crowd.running.run(crowd.running.hub.write(crowd.running.hub.store.set_setting, f"draft/{task.hash.hex()}", kept))
+    path = f"/operator/drafts/{task.hash.hex()[:12]}"
+    assert "No server runs this: privacy.delta = 0.1" in desk.get(path).text
+    page = desk.post(f"{path}/start")
+    assert page.status == 422
+    assert page.text.count("privacy.delta = 0.1") >= 2
+    assert task.hash not in crowd.running.hub.runners
+
+
 # --- drafts ---
 
 

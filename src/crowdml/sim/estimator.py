@@ -32,7 +32,7 @@ from crowdml.privacy.mechanisms import Mechanism, at
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import Context, alone, check_budget, device_alone, quote
-from crowdml.protocols import PROTOCOLS, admm, find, gram, local_updates
+from crowdml.protocols import PROTOCOLS, admm, find, gram, is_delta_too_large, local_updates
 from crowdml.protocols.sgd import claimed_epsilon, plan, progress, public_step
 from crowdml.secagg.terms import terms_of
 from crowdml.sim import cohorts, compiled, uncompiled
@@ -66,6 +66,8 @@ class Cost:
     epsilon_sample: float
     epsilon_device: float
     delta: float
+    delta_too_large: bool
+    """Whether no device accepts a promise at this delta: only simulations show it."""
     claimed: float | None
     """What the paper says a sample pays; None unless the task runs as published."""
     paid_sample: float
@@ -210,6 +212,7 @@ def simulate(
         price.sample_epsilon(uses),
         price.device_epsilon(trips),
         task.privacy.delta,
+        is_delta_too_large(task),
         claimed_epsilon(task) if task.as_published else None,
         price.sample_epsilon(uses_paid),
         price.device_epsilon(trips_paid),
@@ -789,7 +792,7 @@ def describe_cost(cost: Cost) -> str:
     if math.isinf(cost.epsilon_sample):
         return "no privacy"
     text = f"sample ε {cost.epsilon_sample:.3g}, device ε {cost.epsilon_device:.4g}"
-    text += f" (δ {cost.delta:g})" if cost.delta else ""
+    text += f" (δ {cost.delta:g}{', too large' if cost.delta_too_large else ''})" if cost.delta else ""
     if cost.alone_sample > cost.epsilon_sample:
         text += f"; if everyone else colludes {cost.alone_sample:.4g} and {cost.alone_device:.4g}"
     return text if cost.claimed is None else f"{text}; as published, claimed {cost.claimed:.3g}"

@@ -186,7 +186,8 @@ SECTIONS: tuple[Section, ...] = (
             Field("privacy.epsilon.update", "ε of the update", "Where a device's own steps lead. What is paid in all: "
                   "by a sample for the check-ins that use it, by a device for all that its budget allows.",
                   "number", default="1.0", **_LOCAL),
-            Field("privacy.delta", "δ", "The chance that the guarantee fails; far below one over all samples.",
+            Field("privacy.delta", "δ", "The chance that the guarantee fails: at most 1e-5, and far below one over all "
+                  "samples.",
                   "number", default="1e-6"),
             Field("privacy.budget.epsilon", "Budget: ε of a sample", "The most that any one sample may lose to this "
                   "task.", "number", default="1.0", optional=True),
