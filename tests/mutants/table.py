@@ -16,7 +16,7 @@ LOSSES, COMPOSED = "privacy/losses.py", "tests/privacy/test_losses.py::"
 VECTORS = "tests/privacy/test_review_vectors.py::"
 ACCOUNTING, ACCOUNTED = "privacy/accounting.py", "tests/privacy/test_accounting.py::"
 LEDGER, CHARGED = "storage/ledger.py", "tests/storage/test_ledger.py::"
-CRASHED = "tests/storage/test_ledger_crash.py::"
+CRASHED, ERASED = "tests/storage/test_ledger_crash.py::", "tests/storage/test_erased.py::"
 KILLERS = "tests/mutants/test_killers.py::"
 PARTS = "protocols/parts.py"
 ADMM, PROXIMAL = "protocols/admm.py", "tests/protocols/test_admm.py::"
@@ -876,6 +876,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._marked_round() >= self._last:",
         "self._marked_round() > self._last:",
         f"{MARKED}test_a_round_in_which_given_log_knows_of_a_draw_is_over[7-False]",
+    ),
+    # --- what is erased is gone (review 2, privacy finding 11) ---
+    Mutant(
+        "erased: a write-ahead log keeps it",
+        LEDGER,
+        '"journal_mode = truncate",',
+        '"journal_mode = wal",',
+        f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",
+    ),
+    Mutant(
+        "erased: the journal keeps it",
+        LEDGER,
+        '"journal_mode = truncate",',
+        '"journal_mode = persist",',
+        f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",
+    ),
+    Mutant(
+        "erased: free pages keep it",
+        LEDGER,
+        '"secure_delete = on",',
+        '"secure_delete = off",',
+        f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",
     ),
     # --- a ledger that went back in time (review 2, privacy findings 2 and 8) ---
     Mutant(

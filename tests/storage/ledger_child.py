@@ -98,7 +98,7 @@ def statements(folder: str, every: int) -> None:
 def full(path: str) -> None:
     with Ledger(path) as ledger:
         step(ledger)
-        room = Path(f"{path}-wal").stat().st_size + 60_000
+        room = Path(path).stat().st_size + 60_000
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         done = 1
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import sqlite3
 import stat
 import subprocess
@@ -130,26 +129,38 @@ def test_a_kill_before_any_statement_from_birth_on_leaves_whole_steps(tmp_path):
     look_behind_each_statement(tmp_path, every=1)
 
 
-def test_a_file_cut_between_any_two_writes_of_a_step_holds_the_step_whole_or_not_at_all(tmp_path):
-    """SQLite appends a step to the file `-wal`: what a crash leaves on disk is some beginning of that."""
-    path, log = tmp_path / "ledger.db", tmp_path / "ledger.db-wal"
+def test_files_cut_between_any_two_writes_of_a_step_hold_the_step_whole_or_not_at_all(tmp_path):
+    """SQLite keeps the old pages in `-journal` until the new ones are in the file: a crash leaves some of both."""
+    path, log = tmp_path / "ledger.db", tmp_path / "ledger.db-journal"
+    left: list[tuple[bytes, bytes]] = []
+
+    def copy(_: str) -> None:
+        left.append((path.read_bytes(), log.read_bytes()))
+
     with Ledger(path) as ledger:
         ledger.take_serials(10)
-        ledger.charge(TASK, [charge(0, 4)], [PLENTY], outbox={0: b"a" * 9000}, state=b"one")
-        before = log.stat().st_size
-        ledger.charge(TASK, [charge(5, 9), charge(5, 9)], [PLENTY], outbox={1: b"b" * 9000}, state=b"two")
-        after = log.stat().st_size
-        written = log.read_bytes()
-        found = []
-        for cut in [*range(before, after, 1031), after]:
-            home = tmp_path / str(cut)
-            home.mkdir()
-            shutil.copy(path, home / "ledger.db")
-            (home / "ledger.db-wal").write_bytes(written[:cut])
-            with Ledger(home / "ledger.db") as copy:
-                found.append((len(copy.charges()), [len(each.body) for each in copy.resend()], copy.state(TASK)))
-    assert found[:-1] == [(1, [9000], b"one")] * (len(found) - 1)
-    assert found[-1] == (3, [9000, 9000], b"two")
+        ledger.charge(TASK, [charge(0, 4)], [PLENTY], outbox={0: b"a" * 90_000}, state=b"one" * 9000)
+        before = path.read_bytes()
+        ledger._connection.execute("pragma cache_size = 1")  # then pages go to the file long before the commit
+        ledger._connection.set_trace_callback(copy)
+        two = b"two" * 9000
+        ledger.charge(TASK, [charge(5, 9), charge(5, 9)], [PLENTY], outbox={1: b"b" * 90_000}, state=two, done=[0])
+        ledger._connection.set_trace_callback(None)
+        copy("after")
+        assert left[-2][0] not in (before, left[-1][0])  # some of its pages, and not all
+        assert left[-1][1] == b""
+    whole = left[-2][1]
+    cut = [(before, whole[:size]) for size in range(0, len(whole), 4099)]
+    found = []
+    for number, (data, journal) in enumerate([*cut, *left]):
+        home = tmp_path / str(number)
+        home.mkdir()
+        (home / "ledger.db").write_bytes(data)
+        (home / "ledger.db-journal").write_bytes(journal)
+        with Ledger(home / "ledger.db") as made:
+            found.append((len(made.charges()), [len(each.body) for each in made.resend()], made.state(TASK)))
+    assert found[:-1] == [(1, [90_000], b"one" * 9000)] * (len(found) - 1)
+    assert found[-1] == (3, [90_000], two)
     assert len(found) > 10
 
 
@@ -203,7 +214,7 @@ def edit(path: Path, *statements: str) -> None:
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "ledger.db"
     path.write_bytes(b"these are not the charges you are looking for" * 100)
-    with pytest.raises(LedgerError, match=r"cannot be trusted: file is not a database\. Nothing was sent. Restore"):
+    with pytest.raises(LedgerError, match=r"cannot be trusted: file is not a database\. Nothing was sent\. Move"):
         Ledger(path)
     assert path.read_bytes().startswith(b"these are not")
 
@@ -311,7 +322,7 @@ def test_only_the_owner_may_read_a_ledger(tmp_path):
     with Ledger(path) as ledger:
         ledger.take_serials(1)
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
-    assert modes == dict.fromkeys(("ledger.db", "ledger.db-wal", "ledger.db-shm"), 0o600)
+    assert modes == dict.fromkeys(("ledger.db", "ledger.db-journal"), 0o600)
 
 
 def test_a_ledger_is_written_through_to_the_disk(tmp_path):
@@ -320,7 +331,7 @@ def test_a_ledger_is_written_through_to_the_disk(tmp_path):
             ledger._connection.execute(f"pragma {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous", "foreign_keys")
         ]
-    assert settings == ["wal", 2, 1]
+    assert settings == ["truncate", 2, 1]
 
 
 def test_an_older_ledger_is_brought_up_to_date_and_keeps_its_charges(tmp_path, monkeypatch):

@@ -218,11 +218,11 @@ class Ledger:
         try:
             with self._explained():
                 for pragma in (
-                    "journal_mode = wal",
+                    "secure_delete = on",  # what is erased is overwritten with zeros,
+                    "journal_mode = truncate",  # and no log keeps it: a write-ahead log has old pages long after
                     "synchronous = full",
                     "foreign_keys = on",
                     "trusted_schema = off",
-                    "secure_delete = on",  # of the secrets of a round nothing stays
                 ):
                     self._connection.execute(f"pragma {pragma}").fetchall()
                 flaws = self._connection.execute("pragma quick_check(1)").fetchone()
@@ -862,7 +862,8 @@ class Ledger:
             if os.name == "posix" and path.stat().st_mode & 0o077:
                 path.chmod(0o600)
             return
-        remains = [name for name in (f"{self.path}-wal", f"{self.path}-journal") if Path(name).exists()]
+        logs = (Path(f"{self.path}-wal"), Path(f"{self.path}-journal"))
+        remains = [log for log in logs if log.exists() and log.stat().st_size]
         if must_exist or remains:
             found = f", though {remains[0]} is" if remains else ""
             raise LedgerError(
