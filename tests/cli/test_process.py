@@ -101,13 +101,15 @@ def test_a_server_prints_a_command_for_each_task_that_runs_and_where_operators_l
             )
         store.set_operator("me", "no hash", "2026-01-31T12:00:00+00:00")
     command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(tmp_path), "--port", "0", "--invite", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as served:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None
+        assert served.stderr is not None
         said: list[str] = []
         for line in served.stdout:
             said.append(line.rstrip())
             if "/operator" in line:
                 served.terminate()
+        assert "Stopped. What was acknowledged is kept" in served.stderr.read()
     address = said[0].rpartition(" at ")[2]
     assert said[0] == f"Serving first, second, third (stopped) at {address}"
     assert said[1] == "A device joins one of the tasks with:"

@@ -182,7 +182,7 @@ def panel(view: View) -> Any:
     styles = {"serving": "bold green", "killed with -9": "bold red"}
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim", min_width=23)
-    table.add_column(no_wrap=True, min_width=52)
+    table.add_column(no_wrap=True, min_width=46)
     if view.enrolled < view.devices and not view.rounds:
         table.add_row("devices enrolled", _bar(ProgressBar, Table, view.enrolled, view.devices))
     else:
@@ -210,12 +210,12 @@ def _bar(bar: Any, grid: Any, done: int, total: int) -> Any:
 
 
 def _bar_of(bar: Any, grid: Any, share: float) -> Any:
-    return _beside(bar, grid, share, f"{share:.2f} on samples that nobody holds")
+    return _beside(bar, grid, share, f"{share:.2f} on held-out samples")
 
 
 def _beside(bar: Any, grid: Any, share: float, text: str) -> Any:
     line = grid.grid(padding=(0, 2))
-    line.add_row(bar(total=1.0, completed=share, width=24), text)
+    line.add_row(bar(total=1.0, completed=share, width=20), text)
     return line
 
 

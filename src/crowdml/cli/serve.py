@@ -164,6 +164,7 @@ def serve(
             started=tell,
         )
     )
+    report.note("Stopped. What was acknowledged is kept in the folder; the same command goes on.")
 
 
 def _states(started: Started) -> str:

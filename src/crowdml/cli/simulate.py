@@ -424,7 +424,7 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
 
 
 def _claim(study: Study) -> str:
-    return "" if study.cost.claimed is None else f" (as published; claimed {study.cost.claimed:.4g})"
+    return "" if study.cost.claimed is None else f" (as published; claimed {epsilon_text(study.cost.claimed)})"
 
 
 def _plot(path: Any, task: Task, study: Study, curve: Any) -> None:

@@ -25,7 +25,7 @@ from crowdml.server.runner import TaskRunner
 from crowdml.server.validation import Shown, Watched, watched
 from crowdml.storage.server import Store
 from crowdml.task import Task
-from crowdml.texts import count_text, did_you_mean, markdown_text, one_line
+from crowdml.texts import count_text, did_you_mean, markdown_text, number_text, one_line
 from crowdml.wire.keys import Key
 
 NAMES = ("weights", "biases")
@@ -410,7 +410,7 @@ def _onnx_snippet(model: Exported, file: str) -> str:
 
 
 def _epsilon(value: float) -> str:
-    return "none" if math.isinf(value) else f"{value:.4g}"
+    return "none" if math.isinf(value) else number_text(value, 4)
 
 
 def find_hash(store: Store, name: str) -> bytes:
