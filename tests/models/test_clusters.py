@@ -320,3 +320,32 @@ def test_how_many_steps_are_taken_does_not_depend_on_the_windows(monkeypatch: py
         k_means(x, 4, seed=1, starts=2)
     assert steps == [300] * len(steps)
     assert len(steps) == 2 * 2 * 41
+
+
+def test_how_many_turns_a_search_takes_does_not_depend_on_the_windows(monkeypatch: pytest.MonkeyPatch):
+    """Review 2, privacy finding 12: varied readings took 53 turns and constant ones 2."""
+    turns: list[tuple[int, ...]] = []
+    take = np.take_along_axis
+
+    def counted(values: Any, *more: Any, **named: Any) -> Any:
+        turns.append(values.shape)
+        return take(values, *more, **named)
+
+    monkeypatch.setattr(np, "take_along_axis", counted)
+    rng = np.random.default_rng(5)
+    varied = rng.multinomial(30, rng.dirichlet(np.ones(16)), size=40)
+    constant = np.repeat([[30] + [0] * 15], 40, axis=0)
+    for inside in (varied, constant):
+        label_clusters(inside, rng.dirichlet(np.ones(5), size=40), restarts=3, seed=1)
+    assert turns == [(3, 16, 5)] * (2 * clusters.turns(16))
+
+
+def test_a_search_that_has_ended_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(6)
+    for trial in range(20):
+        inside = rng.multinomial(20, rng.dirichlet(np.ones(8)), size=30)
+        given = rng.normal(size=(30, 4))
+        usual = label_clusters(inside, given, restarts=4, seed=trial)
+        with monkeypatch.context() as patch:
+            patch.setattr(clusters, "turns", lambda k: 40 * k)
+            assert (label_clusters(inside, given, restarts=4, seed=trial) == usual).all()

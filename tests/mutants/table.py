@@ -2122,6 +2122,13 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{KEPT}test_a_restored_server_looks_at_no_private_rows_before_its_operator_says_so",
     ),
     Mutant(
+        "a search for labels ends when nothing helps any more",
+        "models/clusters.py",
+        "        cluster = best // classes\n",
+        "        if not helps.any():\n            break\n        cluster = best // classes\n",
+        "tests/models/test_clusters.py::test_how_many_turns_a_search_takes_does_not_depend_on_the_windows",
+    ),
+    Mutant(
         "k-means ends when it has settled",
         "models/clusters.py",
         "        nearest = _nearest(points, centres)\n    return centres, float(",

@@ -7,9 +7,9 @@ Nothing here leaves a device, and nothing may: clusters, labels and predictions 
 them published would be a release without noise (review, P6). Proportions heard from peers are releases: post-processing
 them is free. All w values of a window have one unit, so they are clustered as they are, without a scale of their own.
 
-Where we differ: a search takes the best of all single changes instead of the first that helps, for all starts at once,
-and its cost does not depend on the number of batches. `class_shares` solves for the share of each class in a cluster,
-with the known variance of the noise, instead of for one label a cluster.
+Where we differ: a search takes the best of all single changes instead of the first that helps, for all starts at once
+and always as many turns, and its cost does not depend on the number of batches. `class_shares` solves for the share of
+each class in a cluster, with the known variance of the noise, instead of for one label a cluster.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def label_clusters(
 
     The loss is the mean over batches and classes of (given - implied)^2, implied = members / batch summed over the
     clusters of a class; weights [h] where batches count differently, 0 for one that was not heard. From each of
-    `restarts` random labellings the best single change is made until none helps; the best end is the answer.
+    `restarts` random labellings the best single change is made until none helps, at most `turns(k)` times; the best
+    end is the answer.
     """
     weights = np.ones(len(members)) if weights is None else np.asarray(weights, dtype=np.float64)
     return _search(*_moments(members, np.asarray(proportions)[None], weights[None]), restarts, seed)[0]
@@ -161,11 +162,19 @@ def _moments(members: Array, given: Array, weights: Array) -> tuple[Array, Array
     return weighted @ share, weighted @ given
 
 
+def turns(k: int) -> int:
+    """Single changes that a search of k clusters makes, from the task alone. Made-up searches ended after 1.5 k at most
+    (k from 4 to 128); one that would go on has labels all the same, and nearly as good."""
+    return 2 * k + 8
+
+
 def _search(gram: Array, cross: Array, restarts: int, seed: int) -> Integers:
     """The best labels [models, k] from `restarts` starts each, all at once.
 
     With Z the labels as a matrix [k, classes], the loss is tr Z'GZ - 2 tr Z'A and a constant. Moving cluster j from
-    class a to d changes it by 2 (T[j, d] - T[j, a] + G[j, j]), T = GZ - A: all changes cost k x classes numbers.
+    class a to d changes it by 2 (T[j, d] - T[j, a] + G[j, j]), T = GZ - A: all changes cost k x classes numbers. All
+    starts take `turns(k)` turns, also those in which nothing helps any more: how long a device takes must not depend
+    on its windows (review, R3).
     """
     models, k, classes = cross.shape
     runs = models * restarts
@@ -175,21 +184,20 @@ def _search(gram: Array, cross: Array, restarts: int, seed: int) -> Integers:
     slope = gram[gram_of] @ (labels[:, :, None] == np.arange(classes)).astype(np.float64) - cross[gram_of]
     own = np.diagonal(gram, axis1=1, axis2=2)[gram_of]
     least = 1e-12 * np.maximum(own.max(axis=1), 1e-300)
-    going = np.arange(runs)
-    rows = np.arange(k)
-    while len(going):
-        here = slope[going]
-        now = np.take_along_axis(here, labels[going][:, :, None], axis=2)
-        change = (here - now + own[going][:, :, None]).reshape(len(going), -1)
+    every, rows = np.arange(runs), np.arange(k)
+    for _ in range(turns(k)):
+        now = np.take_along_axis(slope, labels[:, :, None], axis=2)
+        change = (slope - now + own[:, :, None]).reshape(runs, -1)
         best = change.argmin(axis=1)
-        helps = change[np.arange(len(going)), best] < -least[going]
-        going, best = going[helps], best[helps]
-        cluster, to = best // classes, best % classes
-        pull = gram[gram_of[going], cluster]
-        slope[going, :, labels[going, cluster]] -= pull
-        slope[going, :, to] += pull
-        labels[going, cluster] = to
-    ends = np.arange(runs)[:, None]
+        helps = change[every, best] < -least
+        cluster = best // classes
+        before = labels[every, cluster]
+        to = np.where(helps, best % classes, before)
+        pull = gram[gram_of, cluster] * helps[:, None]  # nothing where nothing helps: taken away and added, it stays
+        slope[every, :, before] -= pull
+        slope[every, :, to] += pull
+        labels[every, cluster] = to
+    ends = every[:, None]
     loss = (slope[ends, rows, labels] - cross[gram_of[:, None], rows, labels]).sum(axis=1).reshape(models, restarts)
     chosen = loss.argmin(axis=1) + restarts * np.arange(models)
     usual = cross.sum(axis=1).argmax(axis=1)  # rows of M sum to one: the largest class of all
