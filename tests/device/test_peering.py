@@ -20,7 +20,7 @@ from crowdml.cli import cli
 from crowdml.device.client import Unreachable
 from crowdml.device.folder import Folder
 from crowdml.device.learning import recall
-from crowdml.device.letters import MOST_WAITING, Correspondence, Marks, Post
+from crowdml.device.letters import MOST_WAITING, TRUSTED_FOR, Correspondence, Marks, Post
 from crowdml.device.peering import (
     BURST,
     LARGEST_HEAD,
@@ -40,6 +40,7 @@ from crowdml.wire.envelopes import open_signed
 PROTOCOL = find(STREET)
 BATCH = 8
 HERE = ("127.0.0.1", 0)
+GOOD, OTHER, NEW = Scribe(2), Scribe(2), Scribe(0)
 
 
 @pytest.fixture
@@ -48,9 +49,12 @@ def server(tmp_path: Path) -> Iterator[LoopbackServer]:
         yield server
 
 
-def post(place: int = 1, marks: Post | None = None) -> tuple[Correspondence, Any]:
+def post(place: int = 1, marks: Post | None = None, near: Scribe | None = None) -> tuple[Correspondence, Any]:
+    """The letters of a device, which the server told that `GOOD` stands at its place, and `near` where it is given."""
     state = PROTOCOL.device.start(STREET, Context(me="f" * 32, place=place)).state
-    return Correspondence(STREET, PROTOCOL, "f" * 32, place, marks or Post()), state
+    made = Correspondence(STREET, PROTOCOL, "f" * 32, place, marks or Post())
+    made.stand({each.place: each.key.id for each in (GOOD, near) if each is not None})
+    return made, state
 
 
 @dataclass
@@ -190,6 +194,61 @@ def test_a_letter_that_comes_from_its_sender_and_through_the_relay_is_heard_once
     assert state.batches[0].tolist() == [0, 1, 2, -1, -1, -1]
 
 
+@dataclass
+class Steady(QuickClock):
+    """A time that goes on as the machine's does, and does not wait."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0.005)
+
+
+def test_a_device_that_was_revoked_is_no_longer_heard_by_a_peer_that_listens(server: LoopbackServer, tmp_path: Path):
+    """Issue 11, section 4: who listened heard a revoked device for as long as it could reach it."""
+
+    async def whole() -> None:
+        scribe = Scribe(1)
+        await scribe.join(server)
+        await scribe.check_in(server, scribe.letter(0).signed)
+        async with Neighbour(tmp_path / "device", server, 0, time_=Steady()) as device:
+            await until(lambda: device.post.heard == 1)
+            assert (await say(device.peering.port, brought_by(scribe, 1))).status == 202
+            await until(lambda: device.post.heard == 2)
+            assert await asyncio.to_thread(server.call, server.hub.revoke(scribe.key.id))
+            letters = device.fleet.runners[0].letters
+            assert letters is not None
+            await until(lambda: not letters._stands(1, scribe.key.id))  # it asks again at its next look
+            told = await say(device.peering.port, brought_by(scribe, 2))
+            assert (told.status, told.slug) == (409, "conflict")
+            summary = await device.ends()
+        assert (summary.letters.heard, summary.letters.brought, summary.letters.turned_away) == (2, 1, 1)
+
+    asyncio.run(whole())
+
+
+def test_a_letter_that_waited_when_its_sender_was_revoked_is_not_heard():
+    letters, state = post()
+    letters.hear(state, [GOOD.letter(0)], 0.0)
+    assert letters.bring(GOOD.letter(1)) == "taken"
+    letters.stand({})
+    assert letters.take() == []
+    assert letters.bring(GOOD.letter(2)) == "unknown"
+    letters.stand({GOOD.place: OTHER.key.id})  # another device took the place over
+    assert letters.bring(GOOD.letter(2)) == "unknown"
+
+
+def test_the_word_of_the_server_on_who_stands_where_holds_for_an_hour():
+    letters, state = post()
+    letters.hear(state, [GOOD.letter(0)], 0.0)
+    said = letters.now()
+    for later, answer in ((TRUSTED_FOR, "taken"), (TRUSTED_FOR + 1, "unknown"), (-1.0, "unknown")):
+        letters, state = post()
+        letters.hear(state, [GOOD.letter(0)], 0.0)
+        letters.now = lambda: said
+        letters.stand({GOOD.place: GOOD.key.id})
+        letters.now = lambda moment=said + later: moment
+        assert letters.bring(GOOD.letter(1)) == answer
+
+
 def _closed(path: str) -> Exception | None:
     return Unreachable("away") if "mailbox" in path else None
 
@@ -254,7 +313,6 @@ def test_a_peer_that_is_away_is_left_alone_for_growing_rests_and_costs_nothing()
 # --- who is turned away ---
 
 
-GOOD, OTHER = Scribe(2), Scribe(2)
 KEY = GOOD.key.public.hex()
 TURNED_AWAY = {
     "garbage": (request(b"\x00" * 100, KEY), 422, "wrong-message"),
@@ -277,7 +335,7 @@ TURNED_AWAY = {
     "a forged sender": (request(GOOD.letter(1).signed, OTHER.key.public.hex()), 422, "wrong-message"),
     "a changed byte": (request(GOOD.letter(1).signed[:-1] + b"\x00", KEY), 422, "wrong-message"),
     "another key for a place that is known": (brought_by(OTHER, 1), 422, "wrong-message"),
-    "a place that nobody introduced": (brought_by(Scribe(0), 1), 409, "conflict"),
+    "a place that nobody introduced": (brought_by(NEW, 1), 409, "conflict"),
     "a place that is no peer": (brought_by(Scribe(4), 1, to=frozenset(("@1",))), 422, "wrong-message"),
     "to somebody else": (brought_by(GOOD, 1, to=frozenset(("@0",))), 422, "wrong-message"),
     "another task": (brought_by(GOOD, 1, task=b"t" * 32), 422, "wrong-message"),
@@ -291,7 +349,7 @@ def test_what_is_no_letter_to_this_device_gets_a_clear_status_and_changes_nothin
     data, status, slug = TURNED_AWAY[name]
 
     async def whole() -> None:
-        letters, state = post()
+        letters, state = post(near=NEW)  # which the server knows, and this device has not heard
         state, *_ = letters.hear(state, [GOOD.letter(0)], 0.0)
         before = letters.post
         async with Peering(letters, bytes(32), listen=HERE) as door:
@@ -380,8 +438,8 @@ def test_a_device_that_ends_while_somebody_holds_its_door_open_says_nothing_of_i
 
 
 def test_a_peer_that_brings_many_letters_fills_its_own_shelf_and_no_others():
-    letters, state = post()
-    letters.hear(state, [GOOD.letter(0), (near := Scribe(0)).letter(0)], 0.0)
+    letters, state = post(near=(near := Scribe(0)))
+    letters.hear(state, [GOOD.letter(0), near.letter(0)], 0.0)
     woken: list[None] = []
     letters.arrived = lambda: woken.append(None)
     answers = [letters.bring(GOOD.letter(batch)) for batch in range(1, MOST_WAITING + 3)]

@@ -13,7 +13,7 @@ from crowdml.protocol import address_of
 from crowdml.protocols import find
 from crowdml.protocols.proportions import Proportions
 from crowdml.task import Task
-from crowdml.wire.letters import Mailbox, open_mailbox
+from crowdml.wire.letters import Mailbox, open_held, open_mailbox
 
 
 def path_of(task: Task, rest: str) -> str:
@@ -42,6 +42,12 @@ def say(device: Device, place: int, task: Task, **changes: Any) -> Answer:
     if answer.status == 202:
         device.seq = answer.receipt.seq
     return answer
+
+
+def held(device: Device, task: Task) -> dict[int, str]:
+    answer = device.signed("GET", path_of(task, "/places"))
+    assert answer.status == 200, answer.body
+    return open_held(answer.body)
 
 
 def mailbox(device: Device, after: int | None, task: Task) -> Mailbox:

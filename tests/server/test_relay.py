@@ -15,6 +15,7 @@ from device import Answer, Device, Running, serving
 from proportions_task import histogram, street
 from real_postgresql import fresh_database
 from relay_device import claim as claim_place
+from relay_device import held as read_held
 from relay_device import letter, path_of
 from relay_device import mailbox as read_mailbox
 from relay_device import say as say_at
@@ -44,6 +45,10 @@ def claim(device: Device, place: int, task: Task = TASK) -> Answer:
 
 def say(device: Device, place: int, task: Task = TASK, **changes: Any) -> Answer:
     return say_at(device, place, task, **changes)
+
+
+def held(device: Device, task: Task = TASK) -> dict[int, str]:
+    return read_held(device, task)
 
 
 def mailbox(device: Device, after: int | None = None, task: Task = TASK) -> Mailbox:
@@ -106,6 +111,7 @@ def test_tasks_without_places_have_neither_claims_nor_mailboxes(shared: Street) 
     device = shared[0].device()
     assert claim(device, 0, COUNTING).slug == "not-found"
     assert device.signed("GET", path_of(COUNTING, "/mailbox")).slug == "not-found"
+    assert device.signed("GET", path_of(COUNTING, "/places")).slug in ("not-found", "no-place")
     assert say(device, -1, COUNTING, counts=(7, 8, 5)).status == 202
 
 
@@ -114,15 +120,21 @@ def test_the_place_of_a_device_that_was_revoked_or_withdrew_is_free_and_so_are_i
         for place in (0, 1):
             assert say(devices[place], place).status == 202
         assert [letter.index for letter in mailbox(devices[2]).letters] == [1, 2]
+        first = held(devices[2])
+        assert (first[0], first[1]) == (devices[0].key.id, devices[1].key.id)
+        assert set(first) <= set(server.hub.relay(TASK.hash).peers[2])
         server.run(server.hub.revoke(devices[0].key.id))
+        assert held(devices[2]) == {place: name for place, name in first.items() if place != 0}
         assert [letter.index for letter in mailbox(devices[2]).letters] == [2], "nothing of a revoked device goes out"
         assert devices[1].signed("POST", f"/v1/devices/{devices[1].key.id}/withdraw").status == 200
         assert mailbox(devices[2]) == Mailbox(2)
+        assert not {0, 1} & set(held(devices[2]))
         for place in (0, 1):
             heir = server.device()
             assert claim(heir, place).status == 201
             assert say(heir, place).status == 202
         assert [letter.index for letter in mailbox(devices[2]).letters] == [3, 4]
+        assert {0, 1} <= set(held(devices[2]))
         assert claim(devices[0], 0).slug == "revoked"
 
 

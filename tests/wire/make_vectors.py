@@ -36,7 +36,7 @@ from crowdml.secagg.terms import Terms
 from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key
-from crowdml.wire.letters import MOST_LETTER_BYTES, MOST_LETTERS, Letter, Mailbox
+from crowdml.wire.letters import MOST_LETTER_BYTES, MOST_LETTERS, Letter, Mailbox, pack_held
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import PROBLEMS, Problem
 from crowdml.wire.receipts import MOST_STEPS, STEP, Receipt, chain_next, chain_start, open_receipt, sign_receipts
@@ -421,6 +421,7 @@ def letters() -> Any:
                    "to": sorted(to), "counts": [3, -1, 9], "batch": 0, "body": envelope.body.hex(),
                    "signed": signed.hex()},
         "last": box.last, "encoded": box.encode().hex(), "empty": Mailbox(9).encode().hex(),
+        "held": {"places": [[2, key.id], [17, DEVICE.id]], "encoded": pack_held({17: DEVICE.id, 2: key.id}).hex()},
     }  # fmt: skip
 
 

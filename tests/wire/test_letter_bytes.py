@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from make_vectors import SPEC
 
 from crowdml.wire.keys import Key
-from crowdml.wire.letters import MOST_LETTER_BYTES, MOST_LETTERS, Letter, Mailbox, few, open_mailbox
+from crowdml.wire.letters import (
+    MOST_LETTER_BYTES,
+    MOST_LETTERS,
+    Letter,
+    Mailbox,
+    few,
+    open_held,
+    open_mailbox,
+    pack_held,
+)
 from crowdml.wire.problems import Problem
 
 VECTORS = json.loads((SPEC / "vectors" / "letters.json").read_text(encoding="utf-8"))
@@ -102,3 +111,15 @@ class _Sized:
 
     def __len__(self) -> int:
         return self.size
+
+
+def test_who_stands_where_has_one_encoding():
+    row = VECTORS["held"]
+    data, held = bytes.fromhex(row["encoded"]), dict(row["places"])
+    assert open_held(data) == held
+    assert pack_held(held) == data
+    name = row["places"][0][1]
+    for bad in ({}, {"held": None}, {"held": [[1]]}, {"held": [[2, name], [1, name]]}, {"held": [[1, "x" * 32]]},
+                {"held": [[4096, name]]}, {"held": [], "more": 1}):  # fmt: skip
+        with pytest.raises(Problem):
+            open_held(msgpack.packb(bad) or b"")

@@ -10,6 +10,8 @@ else changes: not the state, not who is believed, and not what comes after it.
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from crowdml.protocol import Context, Protocol, address_of, advance
 from crowdml.records import record
 from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_AROUND, LONGEST_ADDRESS, MOST_RECIPIENTS, Signed
+from crowdml.wire.keys import device_id
 from crowdml.wire.letters import Letter
 from crowdml.wire.problems import Problem
 from crowdml.wire.validate import decode_message, largest_body
@@ -39,6 +42,8 @@ SENTENCES: Mapping[Flaw, str] = {
 }
 REMEMBERED = 128
 """Of each place, the last numbers of letters that are told from those which were heard: older ones are not heard."""
+TRUSTED_FOR = 3600.0
+"""Seconds for which the server's word on who stands where is enough to hear a peer that brings its letters itself."""
 MOST_WAITING = 32
 """Letters of one place that were brought and that no turn has heard yet: more are not taken."""
 
@@ -109,11 +114,23 @@ class _Refused(Exception):  # noqa: N818  # a signal inside this module
 class Correspondence:
     """One device's letters of one task: which of them reach its handlers."""
 
-    def __init__(self, task: Task, protocol: Protocol, me: Address, place: int, post: Post) -> None:
-        self.task, self.protocol, self.me, self.place, self.post = task, protocol, me, place, post
+    def __init__(
+        self,
+        task: Task,
+        protocol: Protocol,
+        me: Address,
+        place: int,
+        post: Post,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.task, self.protocol, self.me, self.place, self.post, self.now = task, protocol, me, place, post, now
         self.peers = frozenset(() if protocol.peers is None else protocol.peers(task)[place])
         self.arrived: Callable[[], None] = lambda: None
         """Called when a peer brought a letter that is believed, the first since the last `take`."""
+        self.listens = False
+        """Whether peers may bring letters themselves: then the server is asked who stands at their places."""
+        self._held: tuple[float, Mapping[int, str]] = (-math.inf, {})
+        """When the server last said who stands at the places of peers, and who does."""
         self._brought: dict[bytes, tuple[int, Letter]] = {}
         """By hash, with the place that each is from: no turn has heard them yet."""
         self._here = address_of(place)
@@ -125,10 +142,24 @@ class Correspondence:
         """Bytes of the longest letter that could be believed."""
         return LARGEST_AROUND + MOST_RECIPIENTS * (LONGEST_ADDRESS + 2) + largest_body(self._expected)
 
-    def bring(self, letter: Letter) -> Arrival:
-        """A peer brought this letter itself: keep it for the next turn, if the relay has introduced its sender's key.
+    def stand(self, held: Mapping[int, str]) -> None:
+        """The server says now who stands at the places of peers: by place, the id of the device."""
+        self._held = (self.now(), held)
 
-        Anybody on a network could be the first to speak from a place; the server asks for an invitation.
+    def _stands(self, place: int, sender: Address) -> bool:
+        """Whether the server said within the last hour that this device stands there: it has not been revoked since.
+
+        The answer can only keep letters out, which the server could do in any case: nobody is believed for it.
+        """
+        at, held = self._held
+        return 0 <= self.now() - at <= TRUSTED_FOR and held.get(place) == sender
+
+    def bring(self, letter: Letter) -> Arrival:
+        """A peer brought this letter itself: keep it for the next turn, if the relay has introduced its sender's key
+        and the server still says that it stands there.
+
+        Anybody on a network could be the first to speak from a place; the server asks for an invitation, and knows who
+        was revoked.
         """
         try:
             signed, message = self._believed(letter)
@@ -136,6 +167,8 @@ class Correspondence:
             return "refused"
         place, digest = int(message.place), hashlib.sha256(letter.signed).digest()
         if place not in self.post.keys:
+            return "unknown"
+        if not self._stands(place, signed.envelope.sender):
             return "unknown"
         if digest in self._brought or self._was_heard(place, signed):
             return "again"
@@ -151,9 +184,9 @@ class Correspondence:
         return bool(self._brought)
 
     def take(self) -> list[Letter]:
-        """Those that were brought since the last time."""
+        """Those that were brought since the last time, from senders that the server has not taken away since."""
         taken, self._brought = self._brought, {}
-        return [letter for _, letter in taken.values()]
+        return [letter for place, letter in taken.values() if self._stands(place, device_id(letter.key))]
 
     def hear(self, state: Any, letters: Iterable[Letter], now: float) -> tuple[Any, int, tuple[Flaw, ...]]:
         """The state once these letters were heard, how many were, and the flaws that were met for the first time."""

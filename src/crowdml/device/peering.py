@@ -3,9 +3,11 @@
     POST /v1/letters    the signed envelope; the sender's public key in hex under Crowdml-Key
 
 A device that listens believes such a letter as it believes a relayed one, and only from a key that the server's relay
-has introduced: anybody on the network could be the first to speak from a place. What it says is a release, for anyone
-to see, so nothing here is secret and plain HTTP is enough. All letters go through the server as well: this way is
-shorter, and a peer that is away costs nothing.
+has introduced: anybody on the network could be the first to speak from a place. It asks the server who stands at the
+places of its peers whenever it reads its mail, and hears nobody whom the server has not named within the last hour: so
+a device that was revoked is not heard on this way either. What a letter says is a release, for anyone to see, so
+nothing here is secret and plain HTTP is enough. All letters go through the server as well: this way is shorter, and a
+peer that is away costs nothing.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ class Peering:
     async def __aenter__(self) -> Peering:
         if self.listen is not None:
             host, port = self.listen
+            self.letters.listens = True
             try:
                 self._server = await asyncio.start_server(self._serve, host, port, limit=LARGEST_HEAD)
             except OSError as error:
@@ -247,7 +250,9 @@ _ANSWERS: Mapping[Arrival, _Answer] = {
     "taken": _framed(202),
     "again": _framed(200),
     "full": _answer("busy", "Many letters from this place wait to be heard.", retry_after=1),
-    "unknown": _answer("conflict", "Nobody was heard from this place through the server yet: it introduces senders."),
+    "unknown": _answer(
+        "conflict", "The server has not introduced this sender, or has not named it within the hour: it is heard there."
+    ),
     "refused": _answer("wrong-message", "This is no letter that its sender signed to this device, as the task has it."),
 }
 

@@ -708,7 +708,7 @@ class Runner:
             return None
         from crowdml.device.letters import Correspondence, Post
 
-        made = Correspondence(self.task, self.protocol, self.member.key.id, self.place, Post.of(post))
+        made = Correspondence(self.task, self.protocol, self.member.key.id, self.place, Post.of(post), self.clock.now)
         made.arrived = self._wake
         return made
 
@@ -755,6 +755,8 @@ class Runner:
         from crowdml.wire.letters import open_mailbox
 
         heard, self._mail_by = 0, self.clock.now() + LONGEST_LOOK
+        if self.letters.listens:
+            await self._ask_who_stands(self.letters)
         for _ in range(MOST_PAGES):
             path = f"{self.path}/mailbox?after={self.letters.post.after}"
             try:
@@ -770,6 +772,19 @@ class Runner:
             if not box.letters:
                 break
         return heard
+
+    async def _ask_who_stands(self, letters: Correspondence) -> None:
+        """Ask the server which devices stand at the places of peers: no other may bring its letters itself."""
+        from crowdml.wire.letters import open_held
+
+        try:
+            letters.stand(open_held(await self._ask_once(f"{self.path}/places")))
+        except Unreachable:
+            return
+        except Problem as problem:
+            self.counts.problems[problem.slug] += 1
+            if problem.slug != "too-many":
+                self.tell(f"the server does not say who stands at the places of peers: {problem}")
 
     async def _ask_once(self, path: str) -> bytes:
         from crowdml.wire.letters import LARGEST_MAILBOX

@@ -48,7 +48,7 @@ log = logging.getLogger("crowdml.server")
 
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
 TASKS, PUBLICATION, CHECK_IN, ROUND = "/v1/tasks/", "/publication", "/check-in", "/round"
-MAILBOX, PLACES = "/mailbox", "/places/"
+MAILBOX, HELD, PLACES = "/mailbox", "/places", "/places/"
 NOTHING: Message = {"type": "http.response.body", "body": b""}
 UNUSUAL = frozenset((b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto"))
 """Headers with which a check-in or check-out goes through ASGI."""
@@ -76,6 +76,7 @@ def make_app(hub: Hub) -> Front:
         Route("/v1/tasks/{task}/check-in", in_front, methods=["POST"]),
         Route("/v1/tasks/{task}/round", in_front, methods=["GET", "POST"]),
         Route("/v1/tasks/{task}/places/{place}", in_front, methods=["POST"]),
+        Route("/v1/tasks/{task}/places", in_front, methods=["GET"]),
         Route("/v1/tasks/{task}/mailbox", in_front, methods=["GET"]),
         Route("/problems/{slug}", problem_page, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
@@ -127,6 +128,10 @@ class Front:
                     return
                 if path.endswith(MAILBOX) and scope["method"] == "GET":
                     await self._mailbox(scope, path, send)
+                    self.addresses.give(address)
+                    return
+                if path.endswith(HELD) and scope["method"] == "GET":
+                    await self._held(scope, path, send)
                     self.addresses.give(address)
                     return
                 if PLACES in path and scope["method"] == "POST":
@@ -353,6 +358,13 @@ class Front:
         device = await self._member(scope, hash_, b"")  # 401, 403
         after = _number(scope, "after") or 0
         await _answer(send, 200, MSGPACK, await self.hub.mailbox(hash_, device, after))  # 404, 409, 429
+
+    async def _held(self, scope: Scope, path: str, send: Send) -> None:
+        """GET /v1/tasks/{hash}/places: which devices stand at the places that this device hears."""
+        hash_ = _hash(path[len(TASKS) : -len(HELD)])
+        self.hub.relay(hash_)  # 404
+        device = await self._member(scope, hash_, b"")  # 401, 403
+        await _answer(send, 200, MSGPACK, self.hub.held(hash_, device))  # 409, 429
 
     async def _member(self, scope: Scope, hash_: bytes, body: bytes) -> str:
         """The device that signed this request, if it joined the task."""

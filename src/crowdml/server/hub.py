@@ -37,6 +37,7 @@ from crowdml.storage.server.looks import Look, Validation, add_look, rows_of, va
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
 from crowdml.wire.keys import Key
+from crowdml.wire.letters import pack_held
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import Enrolled, Enrolment
 
@@ -424,6 +425,13 @@ class Hub:
         if relay.is_empty(place, after):
             return relay.read(place, after).encode()
         return (await asyncio.to_thread(relay.read, place, after)).encode()
+
+    def held(self, hash_: bytes, device: str) -> bytes:
+        """Who stands at the places that this device hears, as it travels. Nobody who was revoked or withdrew does."""
+        relay = self.relay(hash_)
+        self.polls.take(device, time.monotonic())
+        near = set(relay.peers[relay.place_of(device)])
+        return pack_held({place: name for name, place in relay.places.items() if place in near and name in self.keys})
 
     # --- the deadlines of rounds ---
 

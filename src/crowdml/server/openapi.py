@@ -101,6 +101,8 @@ OPERATIONS = (
               {201: JSON, 200: JSON}, (*LOOK, "not-found", "place-taken", "place-held", "task-stopped", "too-large",
                                        "too-slow", "full"),
               "application/octet-stream", schema="Place", headers=("Cache-Control",), signed="always"),
+    Operation("get", "/v1/tasks/{task}/places", "Which devices stand at the places that this device hears.",
+              {200: MSGPACK}, (*LOOK, "not-found", "no-place"), None, headers=("Cache-Control",), signed="always"),
     Operation("get", "/v1/tasks/{task}/mailbox", "What peers wrote to the place where this device stands.",
               {200: MSGPACK}, (*LOOK, "not-found", "bad-request", "no-place"), None,
               (("query", "after", {"type": "integer", "minimum": 0, "maximum": LARGEST_INTEGER}),),

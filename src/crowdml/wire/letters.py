@@ -7,20 +7,33 @@ to check (`Letter.open`): the server that relays it is not believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from crowdml.records import record
+from crowdml.task import MOST_PLACES
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed
-from crowdml.wire.keys import PUBLIC_SIZE, is_sound
+from crowdml.wire.keys import ID, PUBLIC_SIZE, is_sound
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
 from crowdml.wire.problems import Problem
 
-__all__ = ["LARGEST_MAILBOX", "MOST_LETTERS", "MOST_LETTER_BYTES", "Letter", "Mailbox", "few", "open_mailbox"]
+__all__ = [
+    "LARGEST_HELD",
+    "LARGEST_MAILBOX",
+    "MOST_LETTERS",
+    "MOST_LETTER_BYTES",
+    "Letter",
+    "Mailbox",
+    "few",
+    "open_held",
+    "open_mailbox",
+    "pack_held",
+]
 
 MOST_LETTERS = 256
 """Letters in one answer."""
 MOST_LETTER_BYTES = 2**20
 """Bytes of the envelopes in one answer, unless the first alone has more."""
+LARGEST_HELD = 64 + 40 * MOST_PLACES
 LARGEST_MAILBOX = 64 + MOST_LETTERS * (PUBLIC_SIZE + 24) + max(MOST_LETTER_BYTES, LARGEST_ENVELOPE)
 
 
@@ -80,3 +93,25 @@ def open_mailbox(data: bytes) -> Mailbox:
         letters.append(Letter(index, key, reader.binary("the envelope of a letter", LARGEST_ENVELOPE)))
     reader.end()
     return Mailbox(last, tuple(letters))
+
+
+def pack_held(held: Mapping[int, str]) -> bytes:
+    """The answer to GET /v1/tasks/{hash}/places: who stands at the places that a device hears, a map with `held`."""
+    return pack({"held": [[place, held[place]] for place in sorted(held)]})
+
+
+def open_held(data: bytes) -> dict[int, str]:
+    """By place, the id of the device that stands there."""
+    reader = Reader(data, "The list of places", limit=LARGEST_HELD)
+    reader.map(1)
+    reader.key("held")
+    found: dict[int, str] = {}
+    for _ in range(reader.array("held", MOST_PLACES)):
+        if reader.array("a place", 2) != 2:
+            reader.fail("a place must be [number, device]")
+        place = reader.integer("the number of a place", max(found, default=-1) + 1, MOST_PLACES - 1)
+        found[place] = reader.text("the device at a place", 32)
+        if not ID.fullmatch(found[place]):
+            reader.fail("the device at a place must be a device id: 32 hex digits in lower case")
+    reader.end()
+    return found
