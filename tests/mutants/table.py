@@ -2294,4 +2294,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/storage/server/test_server_journal.py::"
         "test_statements_are_reduced_but_for_each_devices_last_in_the_task[sqlite]",
     ),
+    Mutant(
+        "a task that an earlier version hosted and devices refuse goes on",
+        "server/hub.py",
+        'if ended or (runner.refusal is not None and state != "stopped"):',
+        "if ended:",
+        "tests/server/test_refused_tasks.py::test_a_paused_task_that_is_refused_by_now_has_ended_too",
+    ),
 )

@@ -187,7 +187,7 @@ def test_the_form_refuses_a_delta_that_devices_would_refuse_next_to_its_field(cr
     page = desk.post("/operator/tasks/new", **{**DIGITS, "privacy.delta": "0.1"})
     assert page.status == 422
     assert 'aria-describedby="help-privacy.delta flaw-privacy.delta"' in page.text
-    assert "it is at most 1e-05" in page.text
+    assert "it may be at most 1e-05" in page.text
     assert not [kind for kind, _ in events(crowd) if kind == "drafted"]
 
 

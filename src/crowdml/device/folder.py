@@ -64,8 +64,8 @@ class OwnerBudget:
         most = largest_delta(max(1, self.samples))
         if self.delta > most:
             raise GuaranteeError(
-                f"the owner's budget has delta = {self.delta:g}: a promise may fail with this probability, so that for "
-                f"{self.samples:,} samples it is at most {digits_below(most)}. Nothing was sent. Set it again with "
+                f"the owner's budget has delta = {self.delta:g}: a promise may fail with this probability, so for "
+                f"{self.samples:,} samples it may be at most {digits_below(most)}. Nothing was sent. Set it again with "
                 "`crowdml budget set`."
             )
         device = None if self.device_epsilon is None else Fraction(self.device_epsilon)

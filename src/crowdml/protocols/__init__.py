@@ -124,7 +124,7 @@ def _uncertain(task: Task) -> Refusal | None:
         return None
     return Refusal(
         "delta",
-        f"privacy.delta = {task.privacy.delta:g}: a promise may fail with this probability, so that it is at most "
+        f"privacy.delta = {task.privacy.delta:g}: a promise may fail with this probability, so it may be at most "
         f"{_ceiling(task)}. Lower it, for a little more noise; only `crowdml simulate` runs more.",
     )
 
