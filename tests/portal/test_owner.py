@@ -49,7 +49,7 @@ def test_the_page_says_what_was_given_when_and_what_it_cost_in_both_totals(crowd
     text = crowd.browser().get(crowd.owner_address(mine)).text
     seen = words_of(text)
     priced = price(crowd.task)
-    assert f"Dearest sample ε = {priced.sample_epsilon():.3g}" in seen
+    assert f"Most exposed sample ε = {priced.sample_epsilon():.3g}" in seen
     assert f"Whole device ε = {priced.device_epsilon(3):.3g}" in seen
     assert "Samples given 60" in seen
     assert "1,940 of 2,000" in seen

@@ -17,6 +17,7 @@ from test_portal_figures import moments
 from test_public import words_of
 
 from crowdml.cli.ledger import LINK_LASTS
+from crowdml.privacy.odds import odds
 from crowdml.server.portal.health import steps
 from crowdml.server.portal.pages import unbroken
 from crowdml.server.portal.words import LANGUAGES, words
@@ -49,6 +50,20 @@ def test_a_study_of_one_check_in_gives_its_price_once(tmp_path: Path):
         assert text.count(">Its only check-in<") == 1
         assert ">One check-in<" not in text
         assert ">One check-in<" in crowd.browser().get(crowd.path).text
+
+
+@pytest.mark.parametrize(("epsilon", "strength"), [("0.5", "strong"), ("2", "fair"), ("4", "weak"), ("9", "none")])
+def test_a_price_stands_on_a_scale_with_the_odds_beside_it(tmp_path: Path, epsilon: str, strength: str):
+    """Review 2, owner finding 8: an epsilon alone reads like money."""
+    task = make_study("scaled", epsilon=f"{{ gradient = {epsilon} }}", budget="", stop="")
+    with open_crowd(tmp_path / "data", task) as crowd:
+        for language in LANGUAGES:
+            said, found = words(language), odds(float(epsilon), 1e-6)
+            for path in (f"/studies/{task.hash.hex()[:12]}", f"/join/{crowd.running.started.code}"):
+                text = crowd.browser(language).get(path).text
+                assert f'class="{strength} here"' in text
+                assert said(f"study.strength.{strength}") in text
+                assert said.percent(found.shown) in text
 
 
 def test_a_plot_that_waits_is_no_warning(crowd: Crowd):

@@ -71,7 +71,8 @@ def _keep(visit: Visit, task: Task, data: bytes, terms: Terms) -> int:
             rows = read_rows(task, str(path))
         except CrowdmlError as error:  # it names the file where it lay
             raise DataError(str(error).replace(str(path), terms.name)) from None
-    keep_rows(visit.store, task, rows, terms, visit.hub.clock())
+    is_new = visit.form.get("new_rows") == "yes"
+    keep_rows(visit.store, task, rows, terms, visit.hub.clock(), new_rows=is_new)
     return len(rows)
 
 
