@@ -69,7 +69,7 @@ def test_every_command_has_a_heading_or_a_row(command: str):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_a_command_is_explained(command: str):
-    explained = set(re.findall(r"--[a-z][a-z-]*", "".join(page.text for page in REFERENCE)))
+    explained = set(re.findall(r"--[a-z][a-z0-9-]*", "".join(page.text for page in REFERENCE)))
     for parameter in COMMANDS[command].params:
         long = {name for name in parameter.opts if name.startswith("--")} - {"--version"}
         assert not long or long & explained, f"{command} {' '.join(long)} is nowhere explained"

@@ -2301,4 +2301,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "if ended:",
         "tests/server/test_refused_tasks.py::test_a_paused_task_that_is_refused_by_now_has_ended_too",
     ),
+    Mutant(
+        "a backup with another server's key is restored",
+        "server/checks.py",
+        "(noted is not None and noted != name.encode())",
+        "(noted is not None and not noted)",
+        "tests/loopback/test_backups.py::"
+        "test_a_backup_that_was_changed_by_hand_is_not_put_in_place[another key of the server]",
+    ),
+    Mutant(
+        "a backup with other keys of devices is restored",
+        "storage/server/store.py",
+        "if row.public_key is None or device_id(row.public_key) != row.id:",
+        "if row.public_key is None:",
+        "tests/loopback/test_backups.py::test_a_backup_that_was_changed_by_hand_is_not_put_in_place[keys of zeros]",
+    ),
+    Mutant(
+        "a backup with a model of nobody's making is restored",
+        "server/checks.py",
+        "if pack_state(fold.state) != newest.state or",
+        "if",
+        "tests/loopback/test_backups.py::"
+        "test_a_snapshot_that_was_changed_with_its_hash_and_publication_is_not_where_the_check_ins_lead",
+    ),
 )

@@ -290,21 +290,27 @@ def replay(transcript: Path, out: str | None, json_path: str | None) -> None:
 @store_options
 def backup(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
     """Copy one moment of the server's database to FILE, while it serves."""
+    from crowdml.storage.server import file_hash
     from crowdml.storage.server.looks import validations
 
     report = Report(json_path)
     with open_store(folder, database) as store:
         size, has_rows = store.backup(file), bool(validations(store))
+    digest = file_hash(file)
     what = "the server's key" + (" and the rows that tasks are validated on" if has_rows else "")
     report.line(f"Backup: {file}, {size_text(size)}. It holds {what}: keep it as safe as the server.")
-    report.finish({"path": str(file), "bytes": size})
+    report.line(f"sha256 {digest}")
+    report.print("Keep this number elsewhere: `crowdml restore --sha256` tells by it whether anything was changed.")
+    report.finish({"path": str(file), "bytes": size, "sha256": digest})
 
 
 @click.command(short_help="Put a backup into an empty server folder.")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--sha256", default=None, metavar="HEX", help="What `crowdml backup` printed: another file is refused.")
 @store_options
-def restore(file: Path, folder: Path, database: str | None, json_path: str | None) -> None:
+def restore(file: Path, sha256: str | None, folder: Path, database: str | None, json_path: str | None) -> None:
     """Put the backup FILE into an empty server folder, and check everything in it."""
+    from crowdml.server.checks import check_store
     from crowdml.server.serve import DATABASE
     from crowdml.storage.server import Store
     from crowdml.storage.server import restore as put_back
@@ -315,15 +321,20 @@ def restore(file: Path, folder: Path, database: str | None, json_path: str | Non
         raise OutputError("A backup is restored into a folder. PostgreSQL has its own tool: pg_restore.")
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lengths: dict[bytes, int] = {}
+
+    def check(copy: Path) -> None:
+        with Store(copy) as store:
+            lengths.update(check_store(store))
+
     try:
-        put_back(file, folder / DATABASE)
+        put_back(file, folder / DATABASE, sha256=sha256, check=check)
     except BaseException:
         for each in made:  # what was made for nothing goes again
             with contextlib.suppress(OSError):
                 each.rmdir()
         raise
     with Store(folder / DATABASE) as store:
-        lengths = store.check()
         halted = [found for found in validations(store).values() if found.halted is not None]
     tasks, check_ins = count_text(len(lengths), "task"), count_text(sum(lengths.values()), "check-in")
     report.line(f"Restored {tasks} with {check_ins} to {folder}.")

@@ -25,6 +25,7 @@ from crowdml.protocols import check_for_devices, find
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
 from crowdml.server import points
+from crowdml.server.checks import SERVER_ID, SERVER_KEY
 from crowdml.server.codes import new_code
 from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
 from crowdml.server.relay import Relay
@@ -151,11 +152,14 @@ class Hub:
     @classmethod
     def open(cls, store: Store, limits: Limits | None = None) -> Hub:
         """Fold every task's journal. The server's own key lies in the store."""
-        secret = store.setting("server-key")
+        secret = store.setting(SERVER_KEY)
         if secret is None:
             secret = secrets.token_bytes(32)
-            store.set_setting("server-key", secret)
+            store.set_setting(SERVER_KEY, secret)
         hub = cls(store, Key.from_secret(secret), limits or Limits())
+        if store.setting(SERVER_ID) is None:  # for `restore`, which compares the two
+            with contextlib.suppress(StoreError):
+                store.set_setting(SERVER_ID, hub.key.id.encode())
         for stored in store.tasks():
             try:
                 hub._host(stored.canonical, stored.state)
@@ -638,7 +642,7 @@ class Hub:
         if self.is_full():
             return Problem("full", "The server's disk is full; reading goes on.", retry_after=300)
         try:
-            self.store.setting("server-key")
+            self.store.setting(SERVER_KEY)
         except StoreError as error:
             return self.unwritten(error)
         return None

@@ -3,7 +3,7 @@
 Needs the extra `crowdml[server]`. SQL lives here and nowhere else.
 """
 
-from crowdml.storage.server.database import StoreError, restore
+from crowdml.storage.server.database import StoreError, file_hash, restore
 from crowdml.storage.server.journal import (
     Contribution,
     Entry,
@@ -60,5 +60,6 @@ __all__ = [
     "Store",
     "StoreError",
     "StoredTask",
+    "file_hash",
     "restore",
 ]

@@ -7,6 +7,7 @@ or newer than this library is a `StoreError` of one sentence.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -27,7 +28,7 @@ from sqlalchemy.pool import StaticPool
 from crowdml.errors import CrowdmlError
 from crowdml.storage.server.schema import HEAD, metadata
 
-__all__ = ["Database", "StoreError", "restore", "utc"]
+__all__ = ["Database", "StoreError", "file_hash", "restore", "utc"]
 
 NOTHING_WRITTEN = "Nothing was written."
 BUSY_SECONDS = 30
@@ -260,6 +261,20 @@ class Database:
             if flaw != "ok" or orphans:
                 raise self.corrupt(str(flaw if flaw != "ok" else f"{len(orphans)} rows refer to nothing"))
 
+    def check_schema(self) -> None:
+        """Raise where a SQLite file has another table, index or trigger than a new one: each could lie or erase."""
+        if self.is_sqlite:
+            with Database("sqlite://") as fresh:
+                ours, theirs = fresh._schema(), self._schema()
+            odd = min(set(ours.items()) ^ set(theirs.items()), default=None)
+            if odd is not None:
+                raise self.corrupt(f"its {odd[0][0]} {odd[0][1]!r} is not as this version makes it")
+
+    def _schema(self) -> dict[tuple[str, str], str]:
+        query = "select type, name, sql from sqlite_master where name not like 'sqlite\\_%' escape '\\'"
+        with self.reading() as connection:
+            return {(row[0], row[1]): str(row[2]) for row in connection.exec_driver_sql(query)}
+
     def backup(self, path: str | os.PathLike[str]) -> int:
         """Copy one moment of a SQLite database to a new file while others read and write; its size in bytes.
 
@@ -299,8 +314,17 @@ class Database:
             partial.unlink(missing_ok=True)
 
 
-def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Put a backup of a SQLite database in place, where none is. `Store(path).check()` then reads its journals too.
+def restore(
+    backup: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    sha256: str | None = None,
+    check: Callable[[Path], object] | None = None,
+) -> None:
+    """Put a backup of a SQLite database in place, where none is. The backup itself is only read.
+
+    `sha256`: what `crowdml backup` printed; another file is refused. `check` is called with the copy before it is in
+    place, and raises where it cannot be trusted; without one its pages are read alone.
 
     What it has is as old as the backup, and a device never goes into a round below one that it was in: numbers of
     rounds go on far above, for every task, and higher each time that the same backup is restored. Charged validation
@@ -312,13 +336,58 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
             raise StoreError(f"{file} is there. {NOTHING_WRITTEN} Move it away before you restore a backup over it.")
     if not source.is_file():
         raise StoreError(f"there is no backup {source}. {NOTHING_WRITTEN} Name the file that `crowdml backup` wrote.")
+    if sha256 is not None and (found := file_hash(source)) != sha256.strip().lower():
+        raise StoreError(
+            f"{source} has the SHA-256 {found}, and not the one that was asked for: it is another file, or it was "
+            f"changed. {NOTHING_WRITTEN} Name the backup that `crowdml backup` printed this hash of."
+        )
     if not _is_ours(source):
         raise StoreError(
             f"{source} is no backup of a crowdml server. {NOTHING_WRITTEN} Name the file that `crowdml backup` wrote."
         )
-    with Database(source) as database:
+    if source.with_name(f"{source.name}-wal").exists():
+        raise StoreError(
+            f"{source} has a log beside it: it is a database in use, and no backup. {NOTHING_WRITTEN} "
+            "Copy it with `crowdml backup`, and name that copy."
+        )
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        _put(source, partial, check)
+        os.replace(partial, target)
+        _keep(target.resolve().parent)
+    except OSError as error:
+        raise StoreError(f"{target} could not be written: {error.strerror}. Free some space, and try again.") from error
+    except StoreError as error:  # people know the backup, and not the copy
+        raise StoreError(str(error).replace(str(partial), str(source))) from error
+    finally:
+        for file in (partial, *(partial.with_name(f"{partial.name}-{more}") for more in ("wal", "shm"))):
+            file.unlink(missing_ok=True)
+
+
+def _put(source: Path, partial: Path, check: Callable[[Path], object] | None) -> None:
+    """A checked copy of the backup, up to date and on disk."""
+    partial.unlink(missing_ok=True)
+    with (
+        source.open("rb") as backup,
+        os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy,
+    ):
+        shutil.copyfileobj(backup, copy)
+    with Database(partial) as database:
         database.check_pages()
-        database._copy(target, _prepare_copy)
+        if check is not None:
+            check(partial)
+        with database._explained(), contextlib.closing(sqlite3.connect(partial)) as copy:
+            _prepare_copy(copy)
+            copy.commit()
+    with database._explained(), contextlib.closing(sqlite3.connect(partial)) as copy:
+        copy.execute("pragma journal_mode = delete").fetchall()
+    _keep(partial)
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _prepare_copy(copy: sqlite3.Connection) -> None:

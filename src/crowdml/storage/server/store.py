@@ -192,14 +192,32 @@ class Store(Letters):
     `Letters`."""
 
     def check(self) -> dict[bytes, int]:
-        """Read all that can be verified: pages, chains, bodies, letters, snapshots, tasks. How long each journal is."""
+        """Read all that can be verified: pages, tables, chains, bodies, letters, snapshots, tasks, the devices' keys.
+
+        How long each journal is.
+        """
         self.check_pages()
+        self.check_schema()
+        self._check_keys()
         for each in self.tasks():
             if hashlib.sha256(each.canonical).digest() != each.hash:
                 raise self.corrupt(f"task {each.name!r} is not the one that was added")
             self.last_snapshot(each.hash)
         self.check_letters()
         return {each.hash: self.verify_chain(each.hash).index for each in self.tasks()}
+
+    def _check_keys(self) -> None:
+        """A device's id is the hash of its key, and every device that did not withdraw has one."""
+        query = sa.select(device.c.id, device.c.public_key).where(IS_DEVICE, device.c.withdrawn_at.is_(None))
+        with self.reading() as connection:
+            for row in connection.execute(query):
+                if row.public_key is None or device_id(row.public_key) != row.id:
+                    raise self.corrupt(f"the key of device {row.id} is another one")
+
+    def server_name(self) -> str | None:
+        """The id under which the server's own entries stand in the journal; None where there are none."""
+        with self.reading() as connection:
+            return connection.execute(sa.select(device.c.id).where(device.c.number == SERVER_NUMBER)).scalar()
 
     # Tasks
 
