@@ -2324,4 +2324,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/loopback/test_backups.py::"
         "test_a_snapshot_that_was_changed_with_its_hash_and_publication_is_not_where_the_check_ins_lead",
     ),
+    Mutant(
+        "a device gives under a budget whose delta voids it",
+        "device/runner.py",
+        "(own.to_give_under(),)",
+        "(own.budget,)",
+        f"{PROMISES}test_a_budget_that_an_earlier_version_kept_is_still_read_and_nothing_is_given_under_it",
+    ),
 )

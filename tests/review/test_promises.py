@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -12,8 +13,10 @@ import pytest
 from bench import masked_text, task_text
 
 import crowdml.tasks
+from crowdml.cli.budget import budget_text
 from crowdml.cli.task import _priced
 from crowdml.device.folder import Folder, OwnerBudget, offer, readable_task
+from crowdml.device.runner import terms
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.privacy.losses import ZCDP, Total
 from crowdml.privacy.mechanisms import Scheduled
@@ -133,12 +136,24 @@ def test_an_owners_budget_has_the_same_ceiling(tmp_path: Path, samples: int, del
     home, chosen = Folder(tmp_path / "device"), OwnerBudget("1", samples, None, delta)
     home.make()
     if is_refused:
-        with pytest.raises(GuaranteeError, match="Set it again with `crowdml budget set`"):
+        with pytest.raises(GuaranteeError, match="Set it with `crowdml budget set --delta 1e-06`"):
             home.set_budget(chosen)
         assert home.budget is None
     else:
         home.set_budget(chosen)
         assert home.budget == chosen
+
+
+def test_a_budget_that_an_earlier_version_kept_is_still_read_and_nothing_is_given_under_it(tmp_path: Path) -> None:
+    home, task = Folder(tmp_path / "device"), settled(parse(task_text()))
+    home.make()
+    kept = {"server": {"url": "http://127.0.0.1:1", "key": "00" * 32}, "budget": {"epsilon": "1", "samples": 10}}
+    kept["budget"]["delta"] = 0.1
+    (home.path / "device.json").write_text(json.dumps(kept))
+    assert home.budget is not None
+    assert budget_text(home.budget, ())[1]["delta"] == 0.1
+    with pytest.raises(GuaranteeError, match="Nothing was sent"):
+        terms(home, task, find(task))
 
 
 # --- one reading, one serial (finding 3) ---

@@ -117,7 +117,7 @@ def set_(
             "--folder, or say --before-joining where it will join later."
         )
     chosen = _changed(home.budget, epsilon, samples, device_epsilon, delta)
-    _ = chosen.budget  # one that cannot be kept is refused before anything is made
+    _ = chosen.to_give_under()  # one that cannot be kept is refused before anything is made
     with home.locked():
         home.set_budget(chosen)
         spent = _reached(home, chosen) if home.joined and not home.lost else ()

@@ -284,6 +284,7 @@ def predict(folder: Path, wanted: str | None, json_path: str | None) -> None:
     """Ask a device with peers what comes next: from its own samples and what its peers said. Nothing is sent."""
     from crowdml.device.folder import Folder
     from crowdml.device.learning import outlook, recall
+    from crowdml.protocols import find
 
     report, home = Report(json_path), Folder(folder)
     known = {hash_: each for hash_, each in home.consents().items() if wanted in (None, each.name) or hash_ == wanted}
@@ -292,9 +293,9 @@ def predict(folder: Path, wanted: str | None, json_path: str | None) -> None:
             f"{folder} is not the folder of one device with {'one task' if wanted is None else f'task {wanted!r}'}. "
             "Name the device's --folder, and where it has several tasks one of them with --task."
         )
-    task, protocol = home.accepted(bytes.fromhex(next(iter(known))))
+    task = home.consented(bytes.fromhex(next(iter(known))))
     with home.ledger() as ledger:
-        learner, post, state = recall(ledger, task, protocol)
+        learner, post, state = recall(ledger, task, find(task))
     learner.learn(state)
     forecast = learner.forecast()
     if forecast is None:

@@ -60,16 +60,20 @@ class OwnerBudget:
 
     @property
     def budget(self) -> Budget:
-        """What the ledger holds charges against. A delta above its ceiling is refused: it would void the budget."""
+        """The budget as it was set, to read what is left of it."""
+        device = None if self.device_epsilon is None else Fraction(self.device_epsilon)
+        return Budget(Fraction(self.epsilon), self.delta, self.samples, device)
+
+    def to_give_under(self) -> Budget:
+        """The budget that the ledger holds new charges against. A delta above its ceiling is refused: it voids them."""
         most = largest_delta(max(1, self.samples))
         if self.delta > most:
             raise GuaranteeError(
                 f"the owner's budget has delta = {self.delta:g}: a promise may fail with this probability, so for "
-                f"{self.samples:,} samples it may be at most {digits_below(most)}. Nothing was sent. Set it again with "
-                "`crowdml budget set`."
+                f"{self.samples:,} samples it may be at most {digits_below(most)}. Nothing was sent. Set it with "
+                f"`crowdml budget set --delta {digits_below(min(1e-6, most))}`."
             )
-        device = None if self.device_epsilon is None else Fraction(self.device_epsilon)
-        return Budget(Fraction(self.epsilon), self.delta, self.samples, device)
+        return self.budget
 
 
 @record
@@ -246,7 +250,7 @@ class Folder:
         return None if found is None else OwnerBudget(**found)
 
     def set_budget(self, budget: OwnerBudget) -> None:
-        _ = budget.budget  # refuse one that cannot be kept
+        _ = budget.to_give_under()  # refuse one that cannot be kept
         self._write(DEVICE, {**self._read(DEVICE), "budget": asdict(budget)})
 
     def place(self, task: bytes) -> int | None:

@@ -299,7 +299,7 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
     if server is None:
         raise CrowdmlError(f"{folder.path} has not joined a server. Join with `crowdml join URL CODE`.")
     public = bytes.fromhex(server.key)
-    owners = () if own is None else (own.budget,)
+    owners = () if own is None else (own.to_give_under(),)
     tasks: dict[bytes | None, Budget] = {}
     if limit is not None:
         plan = quote(protocol, task).sample(task.privacy.uses)
