@@ -419,7 +419,7 @@ def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: C
     assert "1.9, the same for all of them" in page.text, "each sample serves once"
     assert re.search(r"\d+\.\d% \(between \d+% and \d+%\)", page.text), "the error with its interval"
     one = desk.get(f"/operator/tasks/{busy.task.hash.hex()[:12]}")
-    assert "updates in the middle" in one.text
+    assert "updates (median)" in one.text
     found = spent(store)
     assert found.devices == found.looked_at == 12
     assert found.device is not None

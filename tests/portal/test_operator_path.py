@@ -170,8 +170,8 @@ def test_an_operator_sets_up_writes_a_task_invites_watches_revokes_and_takes_the
         page.get_by_text("From the signed totals of").wait_for()
         look_around(at, "overview")
         page.get_by_role("link", name="digits012").first.click()
-        page.get_by_role("heading", name="What to do").wait_for()
-        assert "updates in the middle" in page.content()
+        page.get_by_role("heading", name="Actions").wait_for()
+        assert "updates (median)" in page.content()
         look_around(at, "task")
         page.goto(f"{base}/operator/devices?search=7b")
         assert page.locator("tbody tr").count() == DEVICES

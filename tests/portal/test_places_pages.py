@@ -116,7 +116,7 @@ def test_a_study_with_peers_shows_private_counts_places_bytes_and_what_a_person_
     assert "Somebody who is in at most 4 of them pays at most ε = 4 in all" in seen
     assert "quiet" in seen
     assert "Those of the last 6 batches stay there a while longer" in seen
-    assert "one reading a line, the oldest first" in seen
+    assert "one reading per line, the oldest first" in seen
     assert "--place PLACE" in seen
     assert "plots/labels.svg" in page.text
     german = words_of(filled.crowd.browser("de").get(filled.path()).text)

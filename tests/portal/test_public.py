@@ -60,7 +60,7 @@ def test_the_home_page_lists_what_runs_here_with_its_price_in_one_line(busy: Cro
     seen = words_of(busy.browser().get("/").text)
     assert "What is the owner of this phone doing?" in seen
     assert "Running" in seen
-    assert "Devices that gave 12 Check-ins 360" in seen
+    assert "Devices taking part 12 Check-ins 360" in seen
     assert re.search(r"a sample loses at most ε = 1\.9, a whole device ε = [\d,]+ over 100 check-ins", seen)
 
 

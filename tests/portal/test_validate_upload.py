@@ -58,7 +58,7 @@ def test_public_rows_are_sent_looked_at_and_taken_back(crowd: Crowd):
     assert "4 rows of shapes.csv" in made.text
     crowd.check_in(crowd.device())
     crowd.running.run(crowd.running.hub.look())
-    assert "Newest version looked at" in desk.get(path).text
+    assert "Newest version tried" in desk.get(path).text
     gone = desk.post(f"{path}/validate/off")
     assert "Nobody looks any more, and the rows are erased." in gone.text
     assert validations(store) == {}

@@ -72,13 +72,13 @@ _NETWORK: Any = {"only": "for a network", "when": NETWORK}
 SECTIONS: tuple[Section, ...] = (
     Section(
         "What participants read",
-        "These sentences stand on the study's page and in the consent. They are part of the task: to change one later "
-        "is a new task.",
+        "These sentences appear on the study's page and in the consent. They are part of the task: changing one later "
+        "makes a new task.",
         (
             Field("name", "Name", "Short, for commands and addresses: letters, digits, - and _."),
             Field("title", "Title", "The question that is learned, in one line."),
-            Field("purpose", "Purpose", "Why it is learned, and who has what of it.", "area"),
-            Field("collects", "What is sensed", "What devices sense, what stays there, and what leaves.", "area"),
+            Field("purpose", "Purpose", "Why it is learned, and who benefits.", "area"),
+            Field("collects", "What is sensed", "What devices sense, what stays on them, and what leaves.", "area"),
         ),
     ),
     Section(
@@ -113,7 +113,7 @@ SECTIONS: tuple[Section, ...] = (
                 (("class", "classes"), ("number", "a number")),
                 "class",
             ),
-            Field("labels.classes", "Classes", "One a line, at least two. Nothing here for a number.", "lines",
+            Field("labels.classes", "Classes", "One per line, or with commas between them; at least two.", "lines",
                   optional=True, only="for classes"),
             Field("labels.bound", "Bound on a number", "For a number only: its largest size.", "number", optional=True,
                   only="for a number"),
@@ -221,7 +221,7 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        "For those who know why",
+        "Advanced",
         "The defaults suit most studies.",
         (
             Field("protocol.buffer", "Samples that wait at most", "On a device that is away. Empty: ten batches.",
