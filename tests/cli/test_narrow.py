@@ -64,3 +64,30 @@ def test_a_cell_of_two_lines_keeps_its_column_where_rich_is_not_installed():
         "gradient  0.1             aggregate",
         "          12",
     ]
+
+
+def test_the_tasks_and_invitations_of_a_server_fit_into_80_columns_with_every_word_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Review 2, users: long lines broke within words at 80 columns."""
+    from crowdml.cli.task import find_task
+    from crowdml.protocols import settled
+    from crowdml.server.serve import DATABASE
+    from crowdml.storage.server import Store
+
+    found = settled(find_task("digits012").with_(name="how-hamburg-moves"))
+    with Store(tmp_path / DATABASE) as store:
+        store.add_task(found.canonical, found.name, AT, "running")
+    monkeypatch.chdir(tmp_path)
+    where = ("--folder", ".")
+    label = "The third class of the school in the old town of Hamburg"
+    options = ("--address", "https://study.example", "--label", label, "--csv", "codes.csv")
+    for command, words in (
+        (("task", "list"), (found.name, found.hash.hex()[:8], "running", "anyone", "check-ins", "devices")),
+        (("invite", *options), ("label,", "code,", "CODE:")),
+        (("invitation", "list"), ("0", "of", "1", "Hamburg", "all", "ends")),
+    ):
+        shown = crowdml(*command, *where)
+        assert shown.code == 0, shown.err
+        assert max(len(line) for line in shown.out.splitlines() if "crowdml join" not in line) <= 80
+        assert set(words) <= set(shown.out.split()), shown.out

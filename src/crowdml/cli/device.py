@@ -407,7 +407,7 @@ class RowCheck:
             faults.take(found)
         if faults.total:
             hint = " If the first line is a heading, say --header yes." if faults.first_line else ""
-            self._report.line(
+            self._report.print(
                 f"{faults.total:,} of {count_text(tried, 'row')} cannot be used: {faults}. They count as empty samples "
                 f"and cost as much as others; nobody but you is told.{hint}"
             )

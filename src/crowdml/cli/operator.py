@@ -12,7 +12,7 @@ from crowdml.cli.numbers import MANY, Whole
 from crowdml.cli.output import OutputError, Report, check_place, make_table, whole_file
 from crowdml.cli.serve import ONLY_HERE
 from crowdml.cli.server import open_store, store_options
-from crowdml.texts import one_line
+from crowdml.texts import local_time, one_line
 
 if TYPE_CHECKING:
     from crowdml.storage.server import Store
@@ -195,17 +195,17 @@ def invite(
                 draft.write_text(text(batch), encoding="utf-8", newline="")
             Path(path).chmod(0o600)
             has = "a row with label, code, url and command" if path == csv_path else "a card with its QR code"
-            report.line(f"Written: {path}, {has} for each invitation. Whoever reads it may join.")
+            report.print(f"Written: {path}, {has} for each invitation. Whoever reads it may join.")
     if csv_path is None and sheet_path is None and json_path != "-":
         for card in batch.cards:
             report.line(card.command)
     elif json_path != "-":
-        report.line("A device joins with the code of its row or card in place of CODE:")
+        report.print("A device joins with the code of its row or card in place of CODE:")
         report.line(f"  {batch.cards[0].command.replace(batch.cards[0].code, 'CODE')}")
     if json_path != "-" and len(opened) > 1:
-        report.line(f"The code admits to {len(opened)} tasks: name one in place of TASK: {', '.join(opened)}.")
+        report.print(f"The code admits to {len(opened)} tasks: name one in place of TASK: {', '.join(opened)}.")
     if only_here(where):
-        report.note(ONLY_HERE.format(address=where))
+        report.aside.print(ONLY_HERE.format(address=where))
     cards: list[dict[str, Any]] = [
         {"label": card.label, "code": card.code, "url": card.url, "command": card.command} for card in batch.cards
     ]
@@ -227,12 +227,12 @@ def list_invitations(folder: Path, database: str | None, json_path: str | None) 
     report, now = Report(json_path), utc_now()
     with open_store(folder, database) as store:
         found, names = sheets(store), {each.hash: each.name for each in store.tasks()}
-    table = make_table("id", "label", "codes", "used", "tasks", "ends", numbers=False)
+    table = make_table("label", "id", "codes", "used", "tasks", "ends", numbers=False, wrap=True)
     for each in found:
         tasks = ", ".join(names[hash_] for hash_ in each.tasks) or "all"
-        end = "" if each.ends_at is None else each.ends_at[:16].replace("T", " ")
+        end = "" if each.ends_at is None else local_time(each.ends_at)
         state = end if each.is_open(now) else "used up" if each.used >= each.uses else f"{end} (over)"
-        table.add_row(each.id[:8], one_line(each.label), str(each.number), f"{each.used} of {each.uses}", tasks, state)
+        table.add_row(one_line(each.label), each.id[:8], str(each.number), f"{each.used} of {each.uses}", tasks, state)
     report.print(table)
     rows = [
         {"id": each.id, "label": each.label, "number": each.number, "uses": each.uses, "used": each.used,

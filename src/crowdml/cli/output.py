@@ -142,7 +142,7 @@ def _console(*, stderr: bool) -> Console:
 def make_table(*columns: str, title: str | None = None, numbers: bool = True, wrap: bool = False) -> Table:
     """A plain table that reads well on dark and on light: the terminal's own colours.
 
-    `wrap`: where it is too wide the texts of the first column are broken, and no number.
+    `wrap`: where it is too wide the texts of the first column are broken, and no other word or number.
     """
     if not has_rich():
         return cast("Table", PlainTable(columns, title, numbers))
@@ -153,7 +153,7 @@ def make_table(*columns: str, title: str | None = None, numbers: bool = True, wr
         title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", header_style="bold"
     )
     for place, name in enumerate(columns):
-        stays = not wrap if place == 0 else wrap and numbers
+        stays = not wrap if place == 0 else wrap
         table.add_column(name, justify="right" if numbers and place else "left", overflow="fold", no_wrap=stays)
     return table
 

@@ -190,4 +190,4 @@ def _say_joining(report: Report, started: Started) -> None:
         for command in commands:
             report.line(f"  {command}")
     if only_here(address):
-        report.line(ONLY_HERE.format(address=address))
+        report.print(ONLY_HERE.format(address=address))

@@ -103,7 +103,7 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
     from crowdml.server.validation import watched
     from crowdml.task import from_canonical
 
-    table = make_table("task", "hash", "state", "read by", "check-ins", "devices", "own data", numbers=False)
+    cells: list[tuple[str, ...]] = []
     said: list[str] = []
     rows: list[dict[str, Any]] = []
     with open_store(folder or Path("crowdml-server"), database) as store:
@@ -121,12 +121,24 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
                          "validation": None if seen is None else seen.plain()})  # fmt: skip
             whom = "who joined" if each.closed else "anyone"
             figure = "" if seen is None else seen.short(open_=False)
-            table.add_row(each.name, each.hash.hex()[:12], state, whom, f"{check_ins:,}", f"{devices:,}", figure)
+            cells.append((each.name, each.hash.hex()[:8], state, whom, f"{check_ins:,}", f"{devices:,}", figure))
             if why:
                 said.append(f"{each.name} is stopped: {why}.")
             if seen is not None:
                 stands = seen.said(stopped=state == "stopped")
                 said.append(f"{each.name} on {seen.found.terms.name}: {seen.text()}. {seen.promise()} {stands}")
+    columns = (
+        "task",
+        "hash",
+        "state",
+        "read by",
+        "check-ins",
+        "devices",
+        *(("own data",) if any(row[-1] for row in cells) else ()),
+    )
+    table = make_table(*columns, numbers=False, wrap=True)
+    for row in cells:
+        table.add_row(*row[: len(columns)])
     report.print(table)
     for line in said:
         report.print(line)

@@ -61,6 +61,7 @@ from crowdml.protocol import (
 from crowdml.records import record
 from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
+from crowdml.texts import count_text
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import LARGEST_INTEGER, pack
@@ -930,7 +931,8 @@ class Runner:
         faults = self.source.faults
         if faults.total >= self._told_faults:
             self._told_faults = 10 ** len(str(faults.total))
-            self.tell(f"{faults.total:,} rows of the source could not be used, and count as empty samples: {faults}")
+            many = count_text(faults.total, "row")
+            self.tell(f"{many} of the source could not be used, and count as empty samples: {faults}")
 
     async def _ready(self) -> bool:
         """Wait for a batch; false where none will come."""
