@@ -87,6 +87,9 @@ def stable_row(
 
     Under masks with a share of Skellam noise, else with discrete Gaussian noise; for `releases` uses of a sample
     together. What floats may add to the bound, and rounding to the grid, are paid.
+
+    Where even the coarsest grid needs more noise than a device draws at once, a Skellam share is drawn in several parts;
+    a task that needs so much Gaussian noise is for the simulator alone (`crowdml.protocols.refusal`).
     """
     privacy, masking = task.privacy, task.masking
     root, epsilon = root_up(Fraction(length)), privacy.epsilon[row]
@@ -127,7 +130,7 @@ def stable_row(
         step *= 2
         if privacy.grid is not None or Fraction(stability) / step < COARSE * root:
             if found is not None:
-                return found  # a Skellam share is drawn as a sum of several; `refusal` looks at the others
+                return found
             raise TaskError(
                 f"protocol.batch = {covers.size}: an update of so many samples has more than {FURTHEST} steps of "
                 "the coarsest grid that its rounding allows. Lower it."
