@@ -88,8 +88,8 @@ def stable_row(
     Under masks with a share of Skellam noise, else with discrete Gaussian noise; for `releases` uses of a sample
     together. What floats may add to the bound, and rounding to the grid, are paid.
 
-    Where even the coarsest grid needs more noise than a device draws at once, a Skellam share is drawn in several parts;
-    a task that needs so much Gaussian noise is for the simulator alone (`crowdml.protocols.refusal`).
+    Where even the coarsest grid needs more noise than a device draws at once, a Skellam share is drawn in parts; a task
+    that needs so much Gaussian noise is for the simulator alone (`crowdml.protocols.refusal`).
     """
     privacy, masking = task.privacy, task.masking
     root, epsilon = root_up(Fraction(length)), privacy.epsilon[row]
