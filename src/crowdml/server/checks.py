@@ -6,22 +6,27 @@ alone, which `crowdml backup` prints.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from crowdml.errors import CrowdmlError
-from crowdml.messages import SERVER, encode
+from crowdml.messages import SERVER, decode
 from crowdml.server.runner import Fold
 from crowdml.storage.server import Snapshot, Store, StoredTask, StoreError
 from crowdml.task import from_canonical
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
-from crowdml.wire.states import pack_state
 from crowdml.wire.transcripts import read_published
 
 __all__ = ["SERVER_ID", "SERVER_KEY", "check_store"]
 
 SERVER_KEY, SERVER_ID = "server-key", "server-id"
 """Settings: the server's secret key, and the id of its public one."""
+CLOSE = 1e-5
+"""By how much of itself a weight may differ that is computed again: linear algebra rounds as the machine likes."""
 
 
 def check_store(store: Store) -> dict[bytes, int]:
@@ -99,8 +104,23 @@ def _has_all(store: Store, hash_: bytes, upto: int, *, masked: bool) -> bool:
 
 
 def _compare(store: Store, stored: StoredTask, fold: Fold, newest: Snapshot) -> None:
-    said, message = read_published(newest.published), fold.message
-    ours = None if message is None else (int(message.version), message.kind, encode(message))
-    same = ours is None or ours == (said.version, said.kind, said.body)
-    if pack_state(fold.state) != newest.state or fold.reason != said.reason or not same:
+    """The snapshot and what it published are where the fold is, but for how another machine rounds its last bits."""
+    said, kept = read_published(newest.published), Fold(fold.task)
+    kept.resume(newest)
+    same = fold.reason == said.reason and _is_close(fold.weights, kept.weights)
+    if fold.message is not None and same:
+        ours, theirs = fold.message, decode(said.kind, said.body)
+        same = type(ours) is type(theirs) and int(ours.version) == said.version
+        same = same and all(
+            _is_close(getattr(ours, each.name), getattr(theirs, each.name)) for each in dataclasses.fields(ours)
+        )
+    if not same:
         raise store.corrupt(f"the check-ins of task {stored.name!r} lead to another model than its newest snapshot has")
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or one.dtype.kind not in "biuf":
+        return bool(one.shape == other.shape and one.tolist() == other.tolist())
+    scale = float(np.abs(one).max(initial=0.0))
+    return bool(np.allclose(one, other, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True))

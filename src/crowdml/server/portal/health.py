@@ -16,7 +16,7 @@ from markupsafe import Markup
 from crowdml.server.hub import Hosted, Hub
 from crowdml.server.points import Moment
 from crowdml.server.portal.figures import Figures
-from crowdml.server.portal.studies import charts_of
+from crowdml.server.portal.studies import charts_of, find_price
 from crowdml.storage.server import Counts, Store, StoredTask
 from crowdml.storage.server.operating import index_before, latest_arrival, recent_devices, spent_statements
 from crowdml.texts import count_text, number_text
@@ -251,6 +251,8 @@ async def rows(hub: Hub, figures: Any) -> list[Row]:
     order = {"running": 0, "paused": 1, "draft": 2, "stopped": 3}
     stored = {each.hash: each for each in await asyncio.to_thread(hub.store.tasks)}
     found = sorted(hub.hosted(), key=lambda each: order[each.state])
+    for each in found:
+        await find_price(each.task)  # or the page would work it out, on the event loop
     return [
         Row(each, stored.get(each.task.hash), await asyncio.to_thread(lately, hub, each), await figures(each.task))
         for each in found
