@@ -2121,6 +2121,20 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LOOKED}test_an_npz_file_that_would_unpack_to_too_much_is_refused_before_it_takes_memory[wide rows]",
     ),
     Mutant(
+        "validation: private rows that the portal is sent are looked at as public ones",
+        "server/portal/validating.py",
+        '    if whose == "public":\n',
+        '    if whose in ("public", "private"):\n',
+        "tests/portal/test_validate_upload.py::test_private_rows_of_an_npz_file_have_their_price[sqlite]",
+    ),
+    Mutant(
+        "portal: a form with a file needs no token of its session",
+        "server/portal/visits.py",
+        '            operators.check_form(request, visit.form.get(FORM_FIELD, ""), session)\n',
+        '            files or operators.check_form(request, visit.form.get(FORM_FIELD, ""), session)\n',
+        "tests/portal/test_validate_upload.py::test_an_upload_of_another_site_or_of_too_much_changes_nothing[sqlite]",
+    ),
+    Mutant(
         "validation: the head of an array is read as long as it says",
         VALIDATION,
         "head = io.BytesIO(member.read(LONGEST_HEAD))",
