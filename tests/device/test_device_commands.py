@@ -106,6 +106,7 @@ def test_samples_come_through_a_pipe(server, tmp_path):
     options = ("--source", "ndjson:-", "--yes", "--json", "-")
     done = command("join", server.address, server.code, *options, cwd=tmp_path, stdin=lines)
     assert json.loads(done.stdout)["check_ins"] == 2
+    assert "2 samples kept in the folder: a check-in takes 5." in " ".join(done.stderr.split())
 
 
 def test_a_fleet_reports_what_it_did(server, tmp_path):

@@ -199,3 +199,24 @@ def test_too_few_readings_for_one_check_in_are_refused(tmp_path):
     check_enough(spec, [open_source(spec, WINDOWS)], 5)
     with pytest.raises(DataError, match=r"has 5 samples, cut from 9 readings, and a check-in of this task takes 6\."):
         check_enough(spec, [open_source(spec, WINDOWS)], 6)
+
+
+def test_a_stream_whose_first_line_has_another_width_is_refused_in_a_sentence():
+    with pytest.raises(DataError, match="stdin: its first line has 3 fields, and the task wants 4 numbers and a label"):
+        all_of(live("csv", TASK, b"0.1,0.2,a\n" * 5))
+
+
+def test_whatever_a_function_yields_is_a_row():
+    class Odd:
+        def __float__(self) -> float:
+            raise OSError("a sensor that is away")
+
+    odd = [None, 5, (1, 2, 3), ("0,0,0,1", "a"), ([0, 0, 0, Odd()], 1), ([0, 0, 0, 1], Odd()), ([[0], 0, 0, 0], 1),
+           ({}, 1), (Odd(), 1), ([0, 0, 0, 10**400], 1)]  # fmt: skip
+    source = LiveSource(lambda: iter([*odd, ([0, 0, 0, 0.5], "b")]), TASK, 100)
+    samples = all_of(source)
+    assert [sample.y for sample in samples] == [-1.0] * len(odd) + [1.0]
+    assert source.unread == len(odd)
+    readings = LiveSource(lambda: iter([None, Odd(), "q", [1], True, 1, 2, 3, 4, 5]), WINDOWS, 100)
+    assert len(all_of(readings)) == 6
+    assert readings.unread == 5

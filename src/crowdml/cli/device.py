@@ -266,6 +266,7 @@ def fleet(
         ("bytes sent up", size_text(summary.bytes_up)),
         ("bytes sent down", size_text(summary.bytes_down)),
         ("stopped by", ", ".join(f"{kind} {count}" for kind, count in summary.endings.items())),
+        ("rows that could not be used", f"{sum(summary.unreadable.values()):,}"),
     ):
         table.add_row(name, value)
     report.print(table)
@@ -389,7 +390,7 @@ class RowCheck:
     def look_at(self, task: Task, readers: list[SampleSource]) -> None:
         """Refuse too few rows of a new device, before it joins. One that has joined sends first what still waits."""
         from crowdml.device.rows import Faults
-        from crowdml.device.sources import check_enough
+        from crowdml.device.sources import LOOKED_THROUGH, check_enough
         from crowdml.protocols import find
 
         try:
@@ -402,14 +403,14 @@ class RowCheck:
             return
         tried, faults = 0, Faults()
         for reader in readers:
-            more, found = reader.look_through()
+            more, found = reader.look_through(max(1, LOOKED_THROUGH // len(readers)))
             tried += more
             faults.take(found)
         if faults.total:
             hint = " If the first line is a heading, say --header yes." if faults.first_line else ""
             self._report.print(
-                f"{faults.total:,} of {count_text(tried, 'row')} cannot be used: {faults}. They count as empty samples "
-                f"and cost as much as others; nobody but you is told.{hint}"
+                f"{faults.total:,} of {count_text(tried, 'row')} cannot be used: {faults}. Such rows count as empty "
+                f"samples and cost as much as others; nobody but you is told.{hint}"
             )
 
     def check_given(self, summary: Summary) -> None:

@@ -474,7 +474,7 @@ class Runner:
                 sensing = asyncio.create_task(self._sense())
             while self.most is None or self.counts.check_ins < self.most:
                 if not await self._ready():
-                    return Ending("source", self._ended or "The source has no more samples.")
+                    return Ending("source", f"{self._ended or 'The source has no more samples.'}{self._left_over()}")
                 stop = await self._turn()
                 await self._hear_peers()
                 if stop is not None:
@@ -926,13 +926,18 @@ class Runner:
                 self._bodies = [*self._bodies, *map(_pack, samples)][-self._batch :]
         return True
 
+    def _left_over(self) -> str:
+        """What is there and fills no batch. How much it is follows from the number of rows."""
+        left = len(self._buffer)
+        where = "left in the source" if self._lazy else "kept in the folder"
+        return f" {count_text(left, 'sample')} {where}: a check-in takes {self._batch:,}." if left else ""
+
     def _tell_faults(self) -> None:
         """Tell the owner, at the first, tenth, hundredth, ... one, of rows that cannot be used."""
         faults = self.source.faults
         if faults.total >= self._told_faults:
             self._told_faults = 10 ** len(str(faults.total))
-            many = count_text(faults.total, "row")
-            self.tell(f"{many} of the source could not be used, and count as empty samples: {faults}")
+            self.tell(f"{count_text(faults.total, 'row')} of the source could not be used, for these reasons: {faults}")
 
     async def _ready(self) -> bool:
         """Wait for a batch; false where none will come."""

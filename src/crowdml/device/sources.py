@@ -53,7 +53,7 @@ KINDS: tuple[str, ...] = ("shard:NAME", "csv:PATH", "ndjson:PATH", "python:MODUL
 POLL = 0.05
 """Seconds between two looks of a reading thread at whether it shall stop."""
 LOOKED_THROUGH = 10_000
-"""Rows of a file that are tried before its owner decides: the rest is counted when it is read."""
+"""Rows that are tried before their owner decides: the rest is counted when it is read."""
 
 
 class SampleSource:
@@ -105,7 +105,7 @@ class SampleSource:
         """How many rows of it were given before, from what the ledger knows of all sources."""
         return 0 if self.name is None else known.get(self.name, 0)
 
-    def look_through(self) -> tuple[int, Faults]:
+    def look_through(self, most: int = LOOKED_THROUGH) -> tuple[int, Faults]:
         """How many rows were tried before anything is decided, and which of them cannot be used. It moves nothing."""
         return 0, Faults()
 
@@ -161,13 +161,13 @@ class FileSource(SampleSource):
     def place(self, known: Mapping[str, int]) -> int:
         return super().place(known) if self._file is None else self._file.place(self._share, known)
 
-    def look_through(self) -> tuple[int, Faults]:
+    def look_through(self, most: int = LOOKED_THROUGH) -> tuple[int, Faults]:
         if self._file is None:
             return 0, Faults()
         if self._file.text.is_readings:
-            return _tried_readings(self._file.rows(), self._share.index)
+            return _tried_readings(islice(self._file.rows(), most), self._share.index)
         found = Faults()
-        rows = list(islice(islice(self._file.rows(), self._share.index, None, self._share.of), LOOKED_THROUGH))
+        rows = list(islice(islice(self._file.rows(), self._share.index, None, self._share.of), most))
         samples_of(rows, self._task, found)
         return len(rows), found
 
@@ -183,7 +183,7 @@ class FileSource(SampleSource):
 
 def _tried_readings(rows: Iterable[Any], column: int) -> tuple[int, Faults]:
     found, tried = Faults(), 0
-    for row in islice(rows, LOOKED_THROUGH):
+    for row in rows:
         reading_of(row, column, found)
         tried += 1
     return tried, found
@@ -217,7 +217,7 @@ class DealtSource(SampleSource):
     def place(self, known: Mapping[str, int]) -> int:
         return super().place(known) if self._file is None else self._file.place(self._share, known)
 
-    def look_through(self) -> tuple[int, Faults]:
+    def look_through(self, most: int = LOOKED_THROUGH) -> tuple[int, Faults]:
         return len(self._samples), self._faults
 
     async def skip(self, rows: int) -> None:
