@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from crowdml.errors import TaskError
+from crowdml.errors import TaskError, UnknownName
 from crowdml.exact import LARGEST, read_exact
 from crowdml.records import record
 from crowdml.texts import did_you_mean, hidden_control
@@ -393,6 +393,31 @@ def load(path: Path | str) -> Task:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read as a task file: {error}.") from error
     return parse(text, str(path))
+
+
+def shipped() -> list[str]:
+    """Names of the tasks that come with the package."""
+    from importlib import resources  # a device reads no shipped task
+
+    found = resources.files("crowdml.tasks").iterdir()
+    return sorted(entry.name[:-5] for entry in found if entry.name.endswith(".toml"))
+
+
+def shipped_text(name: str) -> str:
+    """The text of a task that comes with the package, as TOML."""
+    from importlib import resources
+
+    return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def find_task(given: str) -> Task:
+    """A task by its file, or by the name of one that is shipped."""
+    if given in shipped() and not Path(given).is_file():
+        return parse(shipped_text(given), f"the shipped task {given!r}")
+    if not Path(given).exists() and "/" not in given and not given.endswith(".toml"):
+        near = did_you_mean(given, shipped())
+        raise UnknownName(f"{given!r} is neither a file nor a shipped task.{near} Shipped are {', '.join(shipped())}.")
+    return load(given)
 
 
 def read_section(cls: type[C], values: Any, where: str) -> C:

@@ -14,11 +14,11 @@ import pytest
 from cli_runner import refused
 
 from crowdml.cli.demo import panel
-from crowdml.cli.task import find_task
 from crowdml.demo.loop import View
 from crowdml.demo.proof import prove
 from crowdml.demo.stages import moments, scaled, set_stage
 from crowdml.errors import DataError
+from crowdml.task import find_task
 
 KEYS = [
     "accuracy", "epsilon_sample", "epsilon_device", "delta", "devices", "check_ins", "acknowledged",

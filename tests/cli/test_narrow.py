@@ -70,10 +70,10 @@ def test_the_tasks_and_invitations_of_a_server_fit_into_80_columns_with_every_wo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Review 2, users: long lines broke within words at 80 columns."""
-    from crowdml.cli.task import find_task
     from crowdml.protocols import settled
     from crowdml.server.serve import DATABASE
     from crowdml.storage.server import Store
+    from crowdml.task import find_task
 
     found = settled(find_task("digits012").with_(name="how-hamburg-moves"))
     with Store(tmp_path / DATABASE) as store:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from cli_runner import crowdml, refused
 
-from crowdml.cli.task import find_task
 from crowdml.device.folder import Folder, Server, offer
 from crowdml.privacy.losses import ZCDP, Pure
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find, settled
 from crowdml.storage import Budget, Charge
+from crowdml.task import find_task
 from crowdml.texts import local_time
 
 TASK = settled(find_task("digits012"))

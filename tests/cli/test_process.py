@@ -11,9 +11,9 @@ import pytest
 from cli_runner import refused
 
 import crowdml
-from crowdml.cli.task import find_task
 from crowdml.protocols import settled
 from crowdml.server.tls import is_loopback
+from crowdml.task import find_task
 
 
 def run(*args: str, **extra) -> subprocess.CompletedProcess:

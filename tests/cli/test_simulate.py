@@ -9,9 +9,10 @@ import pytest
 from cli_runner import crowdml, refused
 
 from crowdml import Crowd
-from crowdml.cli.task import SHIPPED_DATA, find_task, shipped, shipped_text
+from crowdml.cli.task import SHIPPED_DATA
 from crowdml.datasets import blobs, catalogue
 from crowdml.storage.ledger import Ledger
+from crowdml.task import find_task, shipped, shipped_text
 
 
 def test_a_seeded_run_repeats_itself_and_says_both_totals():

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from cli_runner import crowdml, refused
 
-from crowdml.cli.task import find_task
 from crowdml.datasets import series
 from crowdml.datasets.files import locate
 from crowdml.datasets.traffic import CLASSES, EDGES, SCATS
 from crowdml.protocol import quote
 from crowdml.protocols import find
+from crowdml.task import find_task
 
 STREET = """
 name = "street"

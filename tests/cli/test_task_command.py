@@ -8,9 +8,9 @@ import pytest
 from cli_runner import crowdml, refused
 
 from crowdml.cli.output import Report, say_error
-from crowdml.cli.task import find_task, shipped, shipped_text
 from crowdml.protocol import check_budget
 from crowdml.protocols import find, settled
+from crowdml.task import find_task, shipped, shipped_text
 
 
 def written(folder: Path, text: str) -> str:

@@ -13,7 +13,6 @@ from pages import PAGES, REFERENCE, ROOT, Page
 
 from crowdml import protocols
 from crowdml.cli import cli
-from crowdml.cli.task import find_task
 from crowdml.datasets import NAMES
 from crowdml.messages import KINDS as MESSAGES
 from crowdml.models.make import KINDS as MODELS
@@ -21,7 +20,7 @@ from crowdml.models.make import LINEAR_SETTINGS
 from crowdml.privacy.mechanisms import KINDS as ALONE
 from crowdml.privacy.moments import KINDS as OF_MOMENTS
 from crowdml.protocols import admm, gram, local_updates, proportions, sgd
-from crowdml.task import Task
+from crowdml.task import Task, find_task
 
 DOCUMENTED: set[str] = set().union(*(page.names for page in REFERENCE))
 

@@ -24,7 +24,6 @@ from crowd import Crowd, open_crowd
 from desk import Desk, set_up, token_of
 from device import TEXT, Device, make_task, serving
 
-from crowdml.cli.task import find_task, shipped_text
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
 from crowdml.server.hub import utc_now
@@ -40,7 +39,7 @@ from crowdml.server.portal.task_form import (
     values_of,
 )
 from crowdml.storage.server import JournalRow
-from crowdml.task import parse
+from crowdml.task import find_task, parse, shipped_text
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.statements import Statement

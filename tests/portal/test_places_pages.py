@@ -22,11 +22,10 @@ from proportions_task import HISTOGRAM, ROW, histogram
 from relay_device import claim, mailbox, say
 from test_public import words_of
 
-from crowdml.cli.task import find_task
 from crowdml.server.export import export_model
 from crowdml.server.portal.places import PlaceRow, Places, place_map, places_of
 from crowdml.server.relay import PlaceFigures
-from crowdml.task import Task, parse
+from crowdml.task import Task, find_task, parse
 
 CORNERS = 12
 CITY = "\n".join(

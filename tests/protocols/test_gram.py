@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from crowdml.arrays import Samples
-from crowdml.cli.task import find_task
 from crowdml.errors import LeakError, TaskError
 from crowdml.messages import SERVER, inspect, masked_steps, total
 from crowdml.privacy.door import Door
@@ -19,7 +18,7 @@ from crowdml.privacy.sensitivity import Adjacency
 from crowdml.protocol import Context, Publish, Send, Sensed, Stop, advance, quote
 from crowdml.protocols import find, gram, settled
 from crowdml.secagg.terms import terms_of
-from crowdml.task import Masking, Privacy, parse
+from crowdml.task import Masking, Privacy, find_task, parse
 
 TEXT = """
 name = "moments"

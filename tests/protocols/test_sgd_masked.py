@@ -11,7 +11,6 @@ import pytest
 from bench import masked_text, task_text
 
 from crowdml.arrays import Samples
-from crowdml.cli.task import find_task
 from crowdml.errors import GuaranteeError, LeakError, TaskError
 from crowdml.messages import SERVER, encode, masked_steps, total
 from crowdml.privacy.calibration import skellam_variance
@@ -23,7 +22,7 @@ from crowdml.protocol import Context, advance, quote
 from crowdml.protocols import find, sgd
 from crowdml.secagg.terms import terms_of
 from crowdml.sim.crowd import published, turn
-from crowdml.task import parse
+from crowdml.task import find_task, parse
 
 BATCH, WIDTH, CLASSES = 5, 4, 3
 

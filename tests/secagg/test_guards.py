@@ -12,7 +12,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from masked_crowd import FIELDS, MODEL, TASK, Crowd, coins, refused, terms
 
-from crowdml.cli.task import find_task
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.privacy.mechanisms import SkellamSum
 from crowdml.protocols import find
@@ -20,6 +19,7 @@ from crowdml.secagg import device, masks, ring, server, shamir
 from crowdml.secagg.graph import plan
 from crowdml.secagg.messages import Advert, Masked, Reveal, decode
 from crowdml.secagg.terms import Terms, fields_of
+from crowdml.task import find_task
 
 
 def at(phase: str, **more) -> Crowd:

@@ -14,13 +14,16 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "cli")]
 from cli_runner import refused  # noqa: E402  # found by the line above
 from device import make_task, serving  # noqa: E402
 
-from crowdml.cli.task import find_task  # noqa: E402
 from crowdml.errors import TaskError  # noqa: E402
 from crowdml.protocols import find, settled  # noqa: E402
 from crowdml.server.hub import check_hosted  # noqa: E402
 from crowdml.server.limits import Limits  # noqa: E402
 from crowdml.server.sizes import check_sizes, largest_check_in  # noqa: E402
-from crowdml.task import Task, parse  # noqa: E402
+from crowdml.task import (  # noqa: E402
+    Task,
+    find_task,
+    parse,
+)
 from crowdml.wire.packing import binary_head  # noqa: E402
 
 TEXT = """

@@ -33,7 +33,6 @@ import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.cli.output import whole_file
-from crowdml.cli.task import find_task
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, OwnerBudget, offer
@@ -51,7 +50,7 @@ from crowdml.server.validation import keep_rows
 from crowdml.storage.ledger import Ledger
 from crowdml.storage.server import Store
 from crowdml.storage.server.looks import Terms, looks_of, validations
-from crowdml.task import Task, parse
+from crowdml.task import Task, find_task, parse
 
 MASKED = """
 name = "together"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crowdml.cli.task import find_task, shipped
 from crowdml.errors import DataError, GuaranteeError
 from crowdml.messages import Envelope
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.protocol import quote
 from crowdml.protocols import find, settled
+from crowdml.task import find_task, shipped
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, pack_envelope, sign
 from crowdml.wire.keys import Key, device_id, verify
 from crowdml.wire.packing import pack

@@ -97,13 +97,13 @@ def serve(
     json_path: str | None,
 ) -> None:
     """Run a server until it is stopped; what it acknowledged survives any stop."""
-    from crowdml.cli.task import find_task
     from crowdml.protocols import settled
     from crowdml.server.limits import Limits
     from crowdml.server.logs import log_to_stderr
     from crowdml.server.serve import run
     from crowdml.server.serve import serve as make
     from crowdml.server.tls import is_loopback
+    from crowdml.task import find_task
 
     report = Report(json_path)
     if tls_local and certificate is not None:

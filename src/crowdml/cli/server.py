@@ -10,7 +10,8 @@ import click
 
 from crowdml.cli.numbers import MANY, Whole
 from crowdml.cli.output import OutputError, Report, json_option, size_text, whole_file
-from crowdml.cli.task import find_task, task
+from crowdml.cli.task import task
+from crowdml.task import find_task
 from crowdml.texts import count_text
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import click
 
 from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
-from crowdml.cli.task import SHIPPED_DATA, find_task
+from crowdml.cli.task import SHIPPED_DATA
 from crowdml.errors import DataError, TaskError
+from crowdml.task import find_task
 from crowdml.texts import number_text
 
 if TYPE_CHECKING:

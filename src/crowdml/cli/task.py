@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +18,12 @@ from crowdml.cli.output import (
     size_text,
     whole_file,
 )
+from crowdml.task import find_task, shipped, shipped_text
 from crowdml.texts import did_you_mean, number_text
 
 if TYPE_CHECKING:
     from crowdml.protocol import Quote, QuotedRow
     from crowdml.task import Task
-
-
-def shipped() -> list[str]:
-    """Names of the tasks that come with the package."""
-    return sorted(
-        entry.name[:-5] for entry in resources.files("crowdml.tasks").iterdir() if entry.name.endswith(".toml")
-    )
-
-
-def shipped_text(name: str) -> str:
-    return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
 SHIPPED_DATA = {
@@ -46,19 +35,6 @@ SHIPPED_DATA = {
     "traffic": "scats",
 }
 """What a shipped task is simulated on, where no data set has its name."""
-
-
-def find_task(given: str) -> Task:
-    """A task by its file, or by the name of one that is shipped."""
-    from crowdml.errors import UnknownName
-    from crowdml.task import load, parse
-
-    if given in shipped() and not Path(given).is_file():
-        return parse(shipped_text(given), f"the shipped task {given!r}")
-    if not Path(given).exists() and "/" not in given and not given.endswith(".toml"):
-        near = did_you_mean(given, shipped())
-        raise UnknownName(f"{given!r} is neither a file nor a shipped task.{near} Shipped are {', '.join(shipped())}.")
-    return load(given)
 
 
 SEEN_BY = {"aggregate": "whoever sees the sum over a cohort", "devices": "other devices, with the server trusted"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crowdml.errors import TaskError
 from crowdml.protocol import Protocol
 from crowdml.task import Task
-from crowdml.texts import one_line
+from crowdml.texts import did_you_mean, one_line
 
 __all__ = ["find_place", "needs_place"]
 
@@ -37,7 +37,10 @@ def find_place(task: Task, protocol: Protocol, wanted: str | None, known: int | 
     elif wanted.isascii() and wanted.isdecimal() and int(wanted) < len(names):
         found = int(wanted)
     else:
-        raise TaskError(f"--place {wanted}: there is no such place. Nothing was sent. The task lists {_listed(names)}.")
+        near = did_you_mean(wanted, names)
+        raise TaskError(
+            f"--place {wanted}: there is no such place.{near} Nothing was sent. The task lists {_listed(names)}."
+        )
     if known is not None and found != known:
         raise TaskError(
             f"--place {wanted}: this device stands at {one_line(names[known])!r}, and stays there: its peers know it "
