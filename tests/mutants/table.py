@@ -1695,6 +1695,13 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{LINES}test_a_place_that_an_earlier_version_noted_holds_where_it_counted_lines[False]",
     ),
     Mutant(
+        "sources: too few rows for a check-in use a code up",
+        "device/sources.py",
+        "    if fewest >= batch:\n",
+        "    if fewest >= 0:\n",
+        f"{LINES}test_too_few_lines_for_one_check_in_are_refused_whatever_is_in_them[csv]",
+    ),
+    Mutant(
         "sources: a file goes on with another heading",
         FILES,
         "        if theirs != counted:\n",
