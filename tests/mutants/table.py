@@ -17,6 +17,7 @@ VECTORS = "tests/privacy/test_review_vectors.py::"
 ACCOUNTING, ACCOUNTED = "privacy/accounting.py", "tests/privacy/test_accounting.py::"
 LEDGER, CHARGED = "storage/ledger.py", "tests/storage/test_ledger.py::"
 CRASHED, ERASED = "tests/storage/test_ledger_crash.py::", "tests/storage/test_erased.py::"
+CUT = "tests/storage/server/test_server_erased.py::"
 KILLERS = "tests/mutants/test_killers.py::"
 PARTS = "protocols/parts.py"
 ADMM, PROXIMAL = "protocols/admm.py", "tests/protocols/test_admm.py::"
@@ -899,6 +900,34 @@ MUTANTS: tuple[Mutant, ...] = (
         '"secure_delete = off",',
         f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",
     ),
+    Mutant(
+        "erased: the server's log keeps bodies",
+        "storage/server/journal.py",
+        "        self.cut_log()\n        return Reduced(",
+        "        return Reduced(",
+        f"{CUT}test_bodies_behind_a_snapshot_are_in_no_file",
+    ),
+    Mutant(
+        "erased: the server's log keeps a device that withdrew",
+        "storage/server/store.py",
+        "        self.cut_log()\n",
+        "",
+        f"{CUT}test_of_a_device_that_withdrew_nothing_is_in_any_file",
+    ),
+    Mutant(
+        "erased: the server's log keeps rounds",
+        "storage/server/rounds.py",
+        "        self.cut_log()  # of the vectors, and of what else was said\n",
+        "",
+        f"{CUT}test_of_a_round_that_is_over_no_vector_is_in_any_file",
+    ),
+    Mutant(
+        "erased: the server's log keeps private rows",
+        "storage/server/looks.py",
+        "    store.cut_log()\n",
+        "",
+        f"{CUT}test_private_rows_that_are_taken_away_are_in_no_file",
+    ),
     # --- a ledger that went back in time (review 2, privacy findings 2 and 8) ---
     Mutant(
         "older ledgers: the last mark's round is the only one",
@@ -1022,8 +1051,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "older ledgers: a loss that grew fell",
         STATEMENTS,
-        "above * least[2] < least[1] * below",
-        "above * least[2] > least[1] * below",
+        "above * earlier[place][2] < earlier[place][1] * below",
+        "above * earlier[place][2] > earlier[place][1] * below",
         f"{FALLS}test_a_statement_fell_where_any_part_of_it_is_smaller[more of everything]",
     ),
     Mutant(

@@ -14,6 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import msgpack
+
 from crowdml.privacy.losses import Renyi, Total, Unbounded, parse_loss
 from crowdml.records import record
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader
@@ -110,10 +112,16 @@ def totals_fell(before: bytes, now: bytes) -> bool:
     the device goes on from an older copy of its ledger."""
     if before == now:
         return False
-    earlier, later = (Statement.of_packed(data) or open_statement(data) for data in (before, now))
+    earlier, later = (_unpacked(data) for data in (before, now))
     return (
         later.samples < earlier.samples or _fell(earlier.device, later.device) or _fell(earlier.dearest, later.dearest)
     )
+
+
+def _unpacked(data: bytes) -> Statement:
+    """The statement in bytes that were read before: they are what they should be, so nothing is checked again."""
+    found: dict[str, Any] = msgpack.unpackb(data)
+    return Statement(tuple(found["device"]), found["samples"], tuple(found["dearest"]))
 
 
 def _fell(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
@@ -133,10 +141,11 @@ def _fell(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
             if any(above for _, above, _ in earlier):
                 return True
             continue
+        place = 0
         for order, above, below in _values(found):
-            # At an order that is not listed a total has the value of the next one that is.
-            least = next((value for value in earlier if value[0] >= order), None)
-            if least is not None and above * least[2] < least[1] * below:
+            while place < len(earlier) and earlier[place][0] < order:
+                place += 1  # at an order that is not listed a total has the value of the next one that is
+            if place < len(earlier) and above * earlier[place][2] < earlier[place][1] * below:
                 return True
     return False
 

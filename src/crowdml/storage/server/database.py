@@ -64,6 +64,8 @@ class Database:
             if serving:
                 self._hold()
             self._migrate()
+            if serving:
+                self.cut_log()  # what a server erased before it was killed
         except BaseException:
             self.close()
             raise
@@ -107,6 +109,25 @@ class Database:
                 if not self.is_sqlite and getattr(connection.connection.driver_connection, "closed", False):
                     connection.invalidate()
                 raise
+
+    def cut_log(self) -> bool:
+        """Fold SQLite's write-ahead log into the file, and cut it to nothing: it has old pages of what was erased.
+
+        Whoever erases calls this afterwards. It waits for nobody: while somebody reads an older moment, or the disk is
+        full, it answers False, and the next call does it. PostgreSQL has logs and dead rows of its own.
+        """
+        if self.path is None:
+            return True
+        with self._explained(), self._lock, self.engine.connect() as connection:
+            plain: Any = connection.connection.driver_connection  # no transaction: a checkpoint has none
+            plain.execute("pragma busy_timeout = 0")
+            try:
+                busy, *_ = plain.execute("pragma wal_checkpoint(truncate)").fetchone()
+            except sqlite3.OperationalError:  # another process writes, or the disk takes nothing
+                busy = 1
+            finally:
+                plain.execute(f"pragma busy_timeout = {1000 * BUSY_SECONDS}")
+            return not busy
 
     @contextlib.contextmanager
     def _explained(self) -> Generator[None]:

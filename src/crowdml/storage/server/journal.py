@@ -536,7 +536,9 @@ class Journal(Database):
             connection.execute(snapshot.update().where(mine, snapshot.c.index == keep.index).values(verified=1))
             connection.execute(snapshot.delete().where(mine, snapshot.c.index < keep.index))
         self._erase_statements(number, keep.index)
-        return Reduced(keep.index, self._erase_bodies(number, after, keep.index))
+        gone = self._erase_bodies(number, after, keep.index)
+        self.cut_log()
+        return Reduced(keep.index, gone)
 
     def _verified_head(self, task: bytes, upto: int) -> Head | None:
         query = sa.select(_SNAPSHOT_AT, snapshot.c.chain).where(snapshot.c.verified == 1, snapshot.c.index <= upto)

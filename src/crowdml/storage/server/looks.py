@@ -130,7 +130,8 @@ def attach(
         _erase_unused(connection)
         found = _read(connection, number)[0]
         _check_copies(connection, found)
-        return found
+    store.cut_log()  # of the rows before these
+    return found
 
 
 def _key(connection: Connection) -> bytes:
@@ -214,7 +215,8 @@ def detach(store: Store, of: bytes) -> bool:
         number = task_number(connection, of)
         gone = connection.execute(validation.delete().where(validation.c.task == number)).rowcount
         _erase_unused(connection)
-        return gone > 0
+    store.cut_log()
+    return gone > 0
 
 
 def _erase_unused(connection: Connection) -> None:

@@ -193,9 +193,9 @@ class Rounds(Journal):
         """
         assert row.phase in ENDED
         assert row.ended_at is not None
+        entry: Entry | None = None
         with self.writing() as connection:
             number = task_number(connection, task)
-            entry: Entry | None = None
             if total is not None:
                 self._know_server(connection, total.device)
                 times = {total.received_at: utc(total.received_at)}
@@ -225,7 +225,8 @@ class Rounds(Journal):
             )
             for event_kind, detail in told:
                 add_event(connection, event_kind, detail, utc(row.ended_at), number)
-            return entry
+        self.cut_log()  # of the vectors, and of what else was said
+        return entry
 
     @staticmethod
     def _know_server(connection: Connection, name: str) -> None:
@@ -251,6 +252,7 @@ class Rounds(Journal):
                 if not changed.rowcount:
                     connection.execute(round_sum.insert().values(task=number, round=of, folded=folded, sum=data))
                 self._forget_bodies(connection, number, of, folded)
+        self.cut_log()
 
     # Read
 

@@ -599,7 +599,8 @@ class Store(Letters):
                         body.c.index <= oldest.scalar_subquery(),
                     )
                 )
-            return True
+        self.cut_log()
+        return True
 
     def spent_before(self, device_id: str) -> bytes | None:
         """The packed totals of a device that withdrew; None of one that did not, or gave nothing."""
