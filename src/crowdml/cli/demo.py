@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -99,10 +97,11 @@ def demo(
     """Watch the whole loop: a server, a hundred devices that learn over HTTP under masks, two kill -9, nothing lost."""
     from crowdml.demo.compare import comparing
     from crowdml.demo.loop import Crowd
+    from crowdml.demo.process import heed_signals, run_until_signal
     from crowdml.demo.stages import set_stage
 
     report = Report(json_path, plot_path)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # then too the server and folder go
+    heed_signals()  # whichever comes, the server and the folder go
     began = time.perf_counter()
     if name == "traffic":
         from crowdml.cli.demo_city import demo_city
@@ -120,7 +119,7 @@ def demo(
         try:
             with comparing(stage, seed, trials) as compared:
                 with _shown(report) as (crowd.show, crowd.say):
-                    outcome = asyncio.run(crowd.run())
+                    outcome = run_until_signal(crowd.run())
                 with report.aside.status("Comparing with one place, alone, and simulated crowds ..."):
                     beside = compared()
             _show(report, outcome, beside)
@@ -130,6 +129,9 @@ def demo(
                 raise NotKept
             if keep:
                 keep_serving(report, crowd.server, crowd.login)
+        except KeyboardInterrupt:
+            crowd.server.kill()  # nothing of it is kept
+            raise
         finally:
             crowd.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -27,6 +26,7 @@ WHY = (
 def demo_city(report: Report, task: Task, devices: int, seconds: float, seed: int, *, keep: bool) -> None:
     """Serve, join, exchange, kill two, prove; and show it."""
     from crowdml.demo.city import City, set_scene
+    from crowdml.demo.process import run_until_signal
 
     began, scene = time.perf_counter(), set_scene(task, devices, seed)
     report.aside.print(
@@ -38,7 +38,7 @@ def demo_city(report: Report, task: Task, devices: int, seconds: float, seed: in
         city = City(Path(folder), scene, seconds)
         try:
             with _shown(report) as (city.show, city.say):
-                ended = asyncio.run(city.run())
+                ended = run_until_signal(city.run())
             _show(report, ended)
             report.plotted(lambda path: _plot(path, ended))
             report.finish(_result(ended, seed, time.perf_counter() - began))
@@ -46,6 +46,9 @@ def demo_city(report: Report, task: Task, devices: int, seconds: float, seed: in
                 raise NotKept
             if keep:
                 keep_serving(report, city.server, city.login)
+        except KeyboardInterrupt:
+            city.server.kill()  # nothing of it is kept
+            raise
         finally:
             city.stop()
 

@@ -154,7 +154,7 @@ class City:
         finally:
             await self.stop_devices()
         published = await self._publication()
-        proof, counts = await asyncio.to_thread(self._prove, published)
+        proof, counts = self._prove(published)
         return Ended(scene, proof, counts, summaries, gone, gone[:1], time.perf_counter() - began)
 
     # --- the server ---

@@ -9,13 +9,71 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from crowdml.errors import CrowdmlError
 
-__all__ = ["DoomedDevices", "ServerFailed", "ServerProcess"]
+__all__ = ["DoomedDevices", "ServerFailed", "ServerProcess", "heed_signals", "run_until_signal"]
+
+
+T = TypeVar("T")
+
+PATIENCE = 3.0
+"""Seconds for a server to end in order: on a busy machine it may have a minute's work before it."""
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def heed_signals() -> None:
+    """Let SIGTERM end a command as Ctrl-C does, also where Ctrl-C is ignored, as in the background of a script."""
+    for each in SIGNALS:
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, _interrupt)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, whose first signal cancels every task at once; a second one leaves everything as it is.
+
+    asyncio's own handler cancels the main task alone, which waits its turn behind all that is ready: with a hundred
+    devices in one process, each about to work for a second, a busy machine took two minutes to end them.
+    """
+    is_over = False
+
+    async def whole() -> T:
+        loop = asyncio.get_running_loop()
+
+        def heed(*_: object) -> None:
+            nonlocal is_over
+            if is_over:
+                raise KeyboardInterrupt
+            is_over = True
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # it may be asleep
+
+        before = {each: signal.getsignal(each) for each in SIGNALS if signal.getsignal(each) != signal.SIG_IGN}
+        for each in before:
+            signal.signal(each, heed)
+        try:
+            return await work
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    try:
+        return asyncio.run(whole())
+    except asyncio.CancelledError:
+        if is_over:
+            raise KeyboardInterrupt from None
+        raise
 
 
 class ServerFailed(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
@@ -59,7 +117,11 @@ class ServerProcess:
             )
         self.starts += 1
         assert self.process.stdout is not None
-        said = await asyncio.to_thread(self.process.stdout.readline)
+        try:
+            said = await asyncio.to_thread(self.process.stdout.readline)
+        except BaseException:  # an interrupt: the thread that reads ends with the process
+            self.process.kill()
+            raise
         if not said:
             raise self.failure("did not start")
         return json.loads(said)
@@ -79,7 +141,7 @@ class ServerProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM: it drains, and ends. Whatever is left after that is killed."""
+        """SIGTERM: it drains, and ends. What is left after `PATIENCE` is killed: its folder goes in any case."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -88,7 +150,7 @@ class ServerProcess:
             return
         process.send_signal(how)
         try:
-            process.wait(30)
+            process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
