@@ -30,7 +30,7 @@ def play(folder: Path, devices: int, sockets: int) -> None:
     server.start("--task", str(file))
     server.stop()
     crowd = join(folder / "devices", server.data / "server.sqlite", f"http://127.0.0.1:{server.port}", devices)
-    server.start(*WIDE, "--free-space", "1e12")
+    server.start(*WIDE, "--free-space", "1e9")
     asyncio.run(give(crowd, sockets))
     server.kill()
     sealed = crowd.sealed()

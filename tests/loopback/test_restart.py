@@ -151,7 +151,7 @@ def test_below_the_free_space_limit_a_real_server_takes_nothing_new_and_stays_re
     assert receipt.status == 202
     device.line.close()
     server.stop()
-    server.start("--free-space", str(2**40))
+    server.start("--free-space", str(10**9))
     refused = device.send(TASK, device.envelope(TASK, 2))
     assert (refused.status, refused.slug) == (507, "full")
     assert int(refused.headers["retry-after"]) > 0
