@@ -40,7 +40,7 @@ def test_an_estimate_is_shown_within_0_and_100_percent_or_as_too_noisy_to_tell(
 
 def result(error: float, deviation: float) -> dict[str, Any]:
     """What a simulation prints whose devices counted errors."""
-    return {"devices": 20, "accuracy": 0.3, "accuracy_low": 0.2, "accuracy_high": 0.4, "trials": 2, "check_ins": 60,
+    return {"devices": 15, "accuracy": 0.3, "accuracy_low": 0.2, "accuracy_high": 0.4, "trials": 2, "check_ins": 60,
             "crowd_says": {"error": error, "error_sd": deviation}, "epsilon_sample": 1.0, "epsilon_device": 26_053.4,
             "data": "digits012", "seed": 1, "seconds": 3.0, "silent_devices": 0}  # fmt: skip
 
@@ -57,8 +57,8 @@ def test_the_error_of_a_simulated_crowd_is_never_more_than_all_and_no_price_has_
     desk = set_up(crowd)
     path = drafted(desk, DIGITS)
     instead(monkeypatch, f"print({json.dumps(json.dumps(result(error, deviation)))})")
-    desk.post(f"{path}/simulate", data="digits012", devices="20", trials="2")
-    while "Simulating 20 devices" in desk.get(path).text:
+    desk.post(f"{path}/simulate", data="digits012", devices="15", trials="2")
+    while "Simulating 15 devices" in desk.get(path).text:
         time.sleep(0.05)  # it is another process: nothing here can be waited for
     assert said in desk.text
     assert "1, 26,053" in desk.text
