@@ -59,7 +59,7 @@ def test_texts_with_control_characters_are_refused_by_their_field_or_find_nothin
         assert "\0" not in page.text
         assert "\x1b" not in page.text
     desk.get("/operator/invitations/new")
-    form = {"number": "1", "uses": "1", "ends": "1d", "rate": "", "task": ""}
+    form = {"number": "1", "uses": "1", "ends": "1d", "rate": "", "task": "all", "local": "yes"}
     assert desk.post("/operator/invitations/new", label="a\x1bb", **form).status == 422
     assert "control character" in desk.text
     assert "U+001B" in desk.text
@@ -77,7 +77,9 @@ def test_an_invitation_that_ends_where_the_calendar_does_is_refused_by_its_field
     """Review 2, network finding L6: `9999-12-31` was a 500 (OverflowError)."""
     desk = seat[1]
     desk.get("/operator/invitations/new")
-    page = desk.post("/operator/invitations/new", number="1", uses="1", ends=ends, rate="", task="", label="")
+    page = desk.post(
+        "/operator/invitations/new", number="1", uses="1", ends=ends, rate="", task="all", label="", local="yes"
+    )
     assert page.status == 422
     assert "within ten years" in page.text
 
