@@ -181,13 +181,14 @@ class Simulations:
         loop = asyncio.get_running_loop()
         talking = loop.create_task(_listen(process, run))
         stops = [loop.create_task(self._ending.wait()), loop.create_task(cancel.wait())]
+        ended: Stage | None = None
         try:
             await asyncio.wait({talking, *stops}, timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
             if talking.done():
                 out, said = talking.result()
                 _finish(run, await process.wait(), out, said)
             else:
-                run.stage = "cancelled" if any(each.done() for each in stops) else "too-long"
+                ended = "cancelled" if any(each.done() for each in stops) else "too-long"
         finally:
             if process.returncode is None:
                 _end(process)
@@ -195,6 +196,8 @@ class Simulations:
                 await process.wait()
             for each in (talking, *stops):
                 each.cancel()
+        if ended is not None:  # said once its process is gone
+            run.stage = ended
 
 
 def _environment() -> dict[str, str]:
