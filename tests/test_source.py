@@ -21,7 +21,7 @@ import crowdml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(crowdml.__file__).resolve().parent
 
-BOTTOM = {"errors", "arrays", "records", "texts", "exact", "addresses"}
+BOTTOM = {"errors", "arrays", "records", "texts", "exact", "addresses", "lines"}
 CORE = BOTTOM | {"privacy", "task", "messages", "protocol"}
 LIBRARY = CORE | {"models", "features", "datasets", "secagg", "buffer", "wire", "storage", "protocols"}
 SHELLS = {"device", "server", "sim"}
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "texts": set(),
     "exact": set(),
+    "lines": set(),
     "addresses": {"errors", "records"},
     "arrays": {"errors"},
     "models": BOTTOM,

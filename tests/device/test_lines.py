@@ -14,9 +14,10 @@ from loopback import small_task
 from test_series_sources import TASK as WINDOWS
 
 from crowdml.device.files import Share, check_known
-from crowdml.device.rows import LONGEST, Text, read_lines
+from crowdml.device.rows import Text
 from crowdml.device.sources import LiveSource, Sample, check_enough, deal_sources, open_source
 from crowdml.errors import DataError
+from crowdml.lines import LONGEST, read_lines
 
 TASK = small_task()
 COUNT = 12
@@ -99,6 +100,45 @@ def test_a_stream_has_a_row_for_each_line_too():
         for content in NASTY:
             source = live(kind, task, b"\n".join([*lines[:5], content, *lines[6:]]))
             assert len(all_of(source)) == len(whole), content[:20]
+
+
+@pytest.mark.parametrize("kind", ["csv", "ndjson"])
+def test_a_line_that_is_written_in_two_goes_is_one_row_and_later_lines_wait(tmp_path, kind):
+    """Review 3, rows 6: the end of a line that a writer appended while the file was read became a row of its own."""
+    lines = LINES[kind, False]
+    whole = b"\n".join(lines) + b"\n"
+    for early in range(len(whole) - len(lines[-1]), len(whole)):
+        path = tmp_path / "rows"
+        path.write_bytes(whole[:early])
+        source = open_source(f"{kind}:{path}", TASK)
+        found = asyncio.run(source.read(len(lines)))
+        assert (len(found), source.count) == (len(lines), len(lines))
+        path.write_bytes(whole + lines[0] + b"\n")
+        assert asyncio.run(source.read(5)) == [], "no row of its own"
+        again = open_source(f"{kind}:{path}", TASK)
+        asyncio.run(again.skip(source.taken))
+        assert shown(all_of(again)) == shown(found[:1]), "nor is the line given twice in a later run"
+
+
+def test_a_stream_that_goes_on_after_its_end_has_no_second_row_for_its_last_line():
+    """Review 3, rows 6: as a terminal's stdin does, or a file that grows."""
+    data = io.BytesIO(b"1,2\n3,")
+    lines = read_lines(data, 100)
+    assert [next(lines), next(lines)] == [b"1,2", b"3,"]
+    data.write(b"4\n5,6\n")
+    data.seek(6)
+    assert list(lines) == []
+
+
+def test_a_file_has_the_rows_that_it_had_when_it_was_opened(tmp_path):
+    """Review 3, rows 6."""
+    path, lines = tmp_path / "rows.csv", LINES["csv", False]
+    path.write_bytes(b"\n".join(lines[:8]) + b"\n" + lines[8][:3])
+    source = open_source(f"csv:{path}", TASK)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    found = all_of(source)
+    assert (len(found), source.count) == (9, 9)
+    assert shown(found) == shown(all_of(open_source(f"csv:{path}", TASK)))[:9], "the last is whole by now"
 
 
 def test_the_owner_is_told_how_many_rows_cannot_be_used_and_why_and_where(tmp_path):

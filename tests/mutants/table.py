@@ -49,6 +49,7 @@ VALIDATION, LOOKED = "server/validation.py", "tests/server/test_validation.py::"
 PROMISES = "tests/review/test_promises.py::"
 HASHES = "storage/server/row_hashes.py"
 ROWS, FILES, LINES = "device/rows.py", "device/files.py", "tests/device/test_lines.py::"
+READER, MIGRATED = "lines.py", "storage/server/migrations/versions/0007_rows.py"
 ONE_LINE = f"{LINES}test_what_stands_in_one_line_never_changes_how_many_rows_there_are_nor_which_the_others_are"
 LOOKS, KEPT = "storage/server/looks.py", "tests/storage/server/test_server_looks.py::"
 
@@ -1697,7 +1698,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sources: a carriage return ends a line",
-        ROWS,
+        READER,
         "        yield None if len(line) > longest else line\n",
         '        yield from (None,) if len(line) > longest else line.split(b"\\r")\n',
         f"{ONE_LINE}[csv-True]",
@@ -1711,10 +1712,31 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sources: a line is read into memory as a whole",
-        ROWS,
-        "    while head := file.readline(longest + 2):\n",
-        "    while head := file.readline():\n",
+        READER,
+        "(head := file.readline(longest + 2))",
+        "(head := file.readline())",
         f"{LINES}test_a_line_that_has_no_end_takes_no_memory_and_is_one_row",
+    ),
+    Mutant(
+        "sources: what is appended to the last line is a row of its own",
+        READER,
+        '        if not rest.endswith(b"\\n"):\n            return\n',
+        "",
+        f"{LINES}test_a_stream_that_goes_on_after_its_end_has_no_second_row_for_its_last_line",
+    ),
+    Mutant(
+        "sources: a file is read further than it was when it was opened",
+        FILES,
+        "read_lines(file, self.text.longest, self._size)",
+        "read_lines(file, self.text.longest)",
+        f"{LINES}test_a_file_has_the_rows_that_it_had_when_it_was_opened",
+    ),
+    Mutant(
+        "sources: the rows of a file are counted further than it was when it was opened",
+        FILES,
+        "file.read(min(left, 2**20))",
+        "file.read(2**20)",
+        f"{LINES}test_a_file_has_the_rows_that_it_had_when_it_was_opened",
     ),
     Mutant(
         "sources: what an earlier version counted is taken for lines",

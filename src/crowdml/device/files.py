@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from crowdml.device.rows import Row, Text, csv_fields, looks_like_heading, read_lines
+from crowdml.device.rows import Row, Text
 from crowdml.errors import DataError
+from crowdml.lines import csv_fields, looks_like_heading, read_lines
 from crowdml.records import record
 
 __all__ = ["Share", "TextFile", "check_known", "parse_share", "say_nothing"]
@@ -51,12 +52,16 @@ line was one row."""
 
 
 class TextFile:
-    """A CSV or NDJSON file: its rows, how many they are, and what a ledger calls it."""
+    """A CSV or NDJSON file: its rows, how many they are, and what a ledger calls it.
+
+    Its rows are the lines that begin within its size when it is opened, however it grows while it is read.
+    """
 
     def __init__(self, path: Path, text: Text, tell: Callable[[str], None] = say_nothing) -> None:
         self.path, self.text = path, text
         if not path.is_file():
             raise DataError(f"--source {text.format}:{path}: there is no file {path}.")
+        self._size = path.stat().st_size
         if self._first is not None:
             text.check_width(self._first.line)
         if self.has_heading and text.header is None:
@@ -65,7 +70,7 @@ class TextFile:
     def _lines(self) -> Iterator[bytes | None]:
         try:
             with self.path.open("rb") as file:
-                yield from read_lines(file, self.text.longest)
+                yield from read_lines(file, self.text.longest, self._size)
         except OSError as error:
             raise DataError(f"{self.path} cannot be read to its end: {type(error).__name__}.") from None
 
@@ -85,10 +90,10 @@ class TextFile:
     @cached_property
     def count(self) -> int:
         """Rows: line ends, one more where something stands after the last, one less where there is a heading."""
-        lines, last = 0, b"\n"
+        lines, last, left = 0, b"\n", self._size
         with self.path.open("rb") as file:
-            while block := file.read(2**20):
-                lines, last = lines + block.count(b"\n"), block[-1:]
+            while block := file.read(min(left, 2**20)):
+                lines, last, left = lines + block.count(b"\n"), block[-1:], left - len(block)
         return lines + (last != b"\n") - self.has_heading
 
     def name(self, share: Share) -> str:

@@ -14,12 +14,13 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
 from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
+from crowdml.lines import Format, as_public, csv_fields, is_number, longest_line, looks_like_heading, without_bom
 from crowdml.records import record
 from crowdml.task import Task
 from crowdml.texts import count_text
@@ -27,22 +28,14 @@ from crowdml.texts import count_text
 __all__ = [
     "NOTHING_SENT",
     "Faults",
-    "Format",
     "Row",
     "Sample",
     "Text",
-    "csv_fields",
-    "looks_like_heading",
-    "read_lines",
     "reading_of",
     "samples_of",
 ]
 
-Format = Literal["csv", "ndjson"]
 NOTHING_SENT = "Nothing was sent."
-BOM = b"\xef\xbb\xbf"
-LONGEST, LONGEST_FIELD = 2**20, 64
-"""Bytes of a line, beside those of each field: a longer line is a row that cannot be used, and takes no memory."""
 
 WHY = {
     "blank": "blank",
@@ -118,21 +111,6 @@ class Faults:
         return "; ".join(said)
 
 
-def read_lines(file: BinaryIO, longest: int) -> Iterator[bytes | None]:
-    """Each line without its end; None for one of more than `longest` bytes. Only `\\n` ends a line.
-
-    Bytes after the last line end are a line, too: nothing after it is none.
-    """
-    while head := file.readline(longest + 2):
-        rest = head
-        while not rest.endswith(b"\n") and len(head) > longest:
-            rest = file.readline(2**16)
-            if not rest:
-                break
-        line = head.removesuffix(b"\n").removesuffix(b"\r")
-        yield None if len(line) > longest else line
-
-
 @record
 class Text:
     """How lines of a CSV or NDJSON source become rows of a task. `header`: None decides by the first line."""
@@ -147,7 +125,7 @@ class Text:
     @property
     def longest(self) -> int:
         """Bytes of a line that is read: from the task alone."""
-        return LONGEST + LONGEST_FIELD * max(self.columns, self.task.features.dimension + 1)
+        return longest_line(max(self.columns, self.task.features.dimension + 1))
 
     @property
     def is_readings(self) -> bool:
@@ -167,7 +145,7 @@ class Text:
 
     def check_width(self, first: bytes | None) -> None:
         """Refuse a source whose first line has another width than the task: all its rows would pay for nothing."""
-        row = self.row(1, _public(first))
+        row = self.row(1, as_public(first))
         if row.why is None or (row.why == "blank" and self.is_readings):
             return
         wanted = f"{count_text(self._width, 'number')} and a label"
@@ -195,7 +173,7 @@ class Text:
                     if self.header is None:
                         tell(self.heading_told)
                     continue
-            yield self.row(number, _without_bom(line) if number == 1 else line)
+            yield self.row(number, without_bom(line) if number == 1 else line)
 
     def row(self, number: int, line: bytes | None) -> Row:
         """What stands in this line."""
@@ -226,36 +204,6 @@ class Text:
         value = found.get("value") if isinstance(found, dict) else found
         fits = not isinstance(value, list) or (self.format == "csv" and len(value) == self.columns)
         return Row(value, line=number, why=None if fits else "fields")
-
-
-def csv_fields(text: str) -> list[str]:
-    """The fields of one line by itself: a quote that it does not close is an error, and no way into the next line."""
-    (fields,) = csv.reader([text], strict=True)
-    if not fields:
-        raise ValueError("no fields")
-    return fields
-
-
-def looks_like_heading(form: Format, first: bytes | None) -> bool:
-    """Whether a first line names columns: none of its fields is a number, and one of them at least is there."""
-    line = _public(first)
-    if form != "csv" or line is None or not line.strip():
-        return False
-    try:
-        fields = csv_fields(line.decode())
-    except (ValueError, csv.Error):
-        return False
-    return not any(map(_is_number, fields)) and any(field.strip() for field in fields)
-
-
-def _public(first: bytes | None) -> bytes | None:
-    """The first line, with what is no UTF-8 replaced: names of columns come in all encodings."""
-    line = _without_bom(first)
-    return None if line is None else line.decode(errors="replace").encode()
-
-
-def _without_bom(first: bytes | None) -> bytes | None:
-    return None if first is None else first.removeprefix(BOM)
 
 
 # --- samples ---
@@ -319,7 +267,7 @@ def _numbers(x: Any, dimension: int) -> tuple[Any, str | None]:
 def _label(y: Any, task: Task) -> float | None:
     if isinstance(y, str) and y.strip() in task.labels.classes:
         return float(task.labels.classes.index(y.strip()))
-    if y is None or isinstance(y, bool) or (isinstance(y, str) and not _is_number(y)):
+    if y is None or isinstance(y, bool) or (isinstance(y, str) and not is_number(y)):
         return None
     try:
         number = float(y)
@@ -347,11 +295,3 @@ def _number(value: Any) -> float:
         return float(value)
     except Exception:  # as above
         return math.nan
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -32,9 +32,10 @@ from typing import Any, cast
 import numpy as np
 
 from crowdml.device.files import Share, TextFile, say_nothing
-from crowdml.device.rows import NOTHING_SENT, Faults, Format, Sample, Text, read_lines, reading_of, samples_of
+from crowdml.device.rows import NOTHING_SENT, Faults, Sample, Text, reading_of, samples_of
 from crowdml.errors import DataError
 from crowdml.features.norms import Norm, into_ball
+from crowdml.lines import Format, read_lines
 from crowdml.task import Task
 from crowdml.texts import count_text
 
