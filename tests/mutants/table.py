@@ -2090,8 +2090,67 @@ MUTANTS: tuple[Mutant, ...] = (
         "validation: a row with another label is another row",
         HASHES,
         '_keyed(key, b"row", row.tobytes()) for row in plain',
-        '_keyed(key, b"row", row.tobytes()) for row in labelled',
+        '_keyed(key, b"row", row.tobytes()) for row in kept',
         f"{KEPT}test_a_row_with_another_label_is_the_same_row[sqlite]",
+    ),
+    Mutant(
+        "validation: rows are known by what is kept of them for one task",
+        HASHES,
+        "np.frombuffer(data if read is None else read,",
+        "np.frombuffer(data,",
+        f"{KEPT}test_rows_that_are_scaled_for_two_tasks_are_known_by_what_was_read[sqlite]",
+    ),
+    Mutant(
+        "validation: two sets that look alike when scaled are one",
+        HASHES,
+        "        both = np.concatenate([plain, kept], axis=1)\n",
+        "        both = kept\n",
+        f"{KEPT}test_rows_that_are_scaled_for_two_tasks_are_known_by_what_was_read[sqlite]",
+    ),
+    Mutant(
+        "validation: a data set has other rows for a task with another norm",
+        VALIDATION,
+        'load(name, normalise="none", seed=seed).x_test',
+        "load(name, normalise=norm, seed=seed).x_test",
+        f"{LOOKED}test_rows_of_a_data_set_are_the_same_rows_for_tasks_with_another_norm[digits]",
+    ),
+    Mutant(
+        "validation: what was read is not handed on to be hashed",
+        VALIDATION,
+        "terms, at, read=read, new_rows",
+        "terms, at, new_rows",
+        f"{LOOKED}test_rows_of_a_data_set_are_the_same_rows_for_tasks_with_another_norm[digits]",
+    ),
+    Mutant(
+        "validation: scaled rows of an earlier version are taken for what was read",
+        MIGRATED,
+        "        if each.number in scaled:\n",
+        "        if False:\n",
+        f"{KEPT}test_private_rows_of_a_data_set_that_an_earlier_version_kept_are_not_looked_at_until_attached_again"
+        "[sqlite]",
+    ),
+    Mutant(
+        "validation: scaled rows of an earlier version are looked at without knowing them",
+        MIGRATED,
+        'values(halted="scaled")',
+        "values(halted=None)",
+        f"{KEPT}test_private_rows_of_a_data_set_that_an_earlier_version_kept_are_not_looked_at_until_attached_again"
+        "[sqlite]",
+    ),
+    Mutant(
+        "validation: blank lines of a CSV file are dropped",
+        VALIDATION,
+        "                row = _fields(path, number, line, dimension)\n",
+        "                if not line.strip():\n                    continue\n"
+        "                row = _fields(path, number, line, dimension)\n",
+        f"{LOOKED}test_rows_are_read_from_files_and_data_sets_and_no_refusal_shows_one",
+    ),
+    Mutant(
+        "validation: all rows of an upload are in memory as float64",
+        VALIDATION,
+        "    return _checked(task, x, y, str(path))\n",
+        "    return _checked(task, x.astype(np.float64), y, str(path))\n",
+        f"{LOOKED}test_the_rows_of_a_packed_array_take_little_more_memory_than_what_is_kept_of_them",
     ),
     Mutant(
         "validation: rows are hashed without the server's key",
@@ -2130,7 +2189,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "validation: rows of an earlier version are not hashed",
-        "storage/server/migrations/versions/0007_rows.py",
+        MIGRATED,
         "where(rows.c.data.is_not(None))",
         "where(rows.c.data.is_(None) & rows.c.data.is_not(None))",
         f"{KEPT}test_rows_that_an_earlier_version_kept_are_known_one_by_one_and_their_charges_add_up[sqlite]",
@@ -2184,6 +2243,14 @@ MUTANTS: tuple[Mutant, ...] = (
         '    if whose == "public":\n',
         '    if whose in ("public", "private"):\n',
         "tests/portal/test_validate_upload.py::test_private_rows_of_an_npz_file_have_their_price[sqlite]",
+    ),
+    Mutant(
+        "portal: rows that are sent count as new without the box",
+        "server/portal/validating.py",
+        '    is_new = visit.form.get("new_rows") == "yes"\n',
+        "    is_new = True\n",
+        "tests/portal/test_validate_upload.py::"
+        "test_beside_rows_that_nobody_knows_the_page_asks_whether_these_are_new[sqlite]",
     ),
     Mutant(
         "portal: a form with a file needs no token of its session",

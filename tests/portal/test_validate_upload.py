@@ -16,6 +16,7 @@ from desk import Desk, set_up, token_of
 
 from crowdml.server.portal import validating, visits
 from crowdml.storage.server.looks import Terms, rows_of, validations
+from crowdml.storage.server.schema import validation_rows
 
 ROWS = "".join(f"{','.join(['0.5'] * 64)},{label}\n" for label in ("still", "on foot", "in vehicle", "still"))
 SECRET = "0.123456789"
@@ -78,6 +79,23 @@ def test_private_rows_of_an_npz_file_have_their_price(crowd: Crowd):
     assert found.terms == Terms("patients.npz", Fraction(1, 10), Fraction(1))
     assert len(rows_of(crowd.running.hub.store, found.rows) or b"") > 0
     assert "ε = 0.1 a look" in made.text
+
+
+def test_beside_rows_that_nobody_knows_the_page_asks_whether_these_are_new(crowd: Crowd):
+    """Review 3, rows 10: the box is there once it is needed, and is what --new-rows is."""
+    desk, path, store = set_up(crowd), page_of(crowd), crowd.running.hub.store
+    with store.writing() as connection:  # as version 0.1 left them
+        erased = {"hash": bytes(64), "kind": "charged", "count": 5, "dimension": 64}
+        connection.execute(validation_rows.insert().values(erased))
+    assert 'name="new_rows"' not in desk.get(path).text
+    page = send(desk, f"{path}/validate", "shapes.csv", ROWS.encode(), whose="public")
+    assert page.status == 422
+    assert "an earlier version looked at 1 set of rows without noting them one by one" in page.text
+    assert re.search(r'<input type="checkbox" name="new_rows" value="yes">', page.text)
+    assert validations(store) == {}
+    made = send(desk, f"{path}/validate", "shapes.csv", ROWS.encode(), whose="public", new_rows="yes")
+    assert "The server looks at the model with these rows from now on." in made.text
+    assert validations(store)[crowd.task.hash].count == 4
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from crowd import Crowd, open_crowd
 from desk import PASSWORD, set_up
 from screens import DESKTOP, PHONE, chromium, window
 
-from crowdml.arrays import Samples
 from crowdml.server.hub import utc_now
-from crowdml.server.validation import keep_rows
+from crowdml.server.validation import OwnRows, keep_rows
 from crowdml.storage.server.looks import Terms
 
 CHARGED = Terms("patients-of-ward-7.csv", Fraction(1, 2), Fraction(1))
@@ -25,7 +24,8 @@ PUBLIC = Terms("shapes.csv", None, None)
 def look(crowd: Crowd, terms: Terms, seed: int) -> None:
     """Attach rows, let a device check in, and look."""
     draw = np.random.default_rng(seed)
-    rows = Samples(draw.normal(size=(50, 64)).astype(np.float32), draw.integers(3, size=50).astype(np.float32))
+    x = draw.normal(size=(50, 64)).astype(np.float32)
+    rows = OwnRows(x, draw.integers(3, size=50).astype(np.float32), x)
     keep_rows(crowd.running.hub.store, crowd.task, rows, terms, utc_now())
     crowd.check_in(crowd.devices[0] if crowd.devices else crowd.device())
     crowd.running.run(crowd.running.hub.look())

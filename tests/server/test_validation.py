@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import tracemalloc
 import zipfile
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -32,9 +33,19 @@ from crowdml.protocols.gram import predictions
 from crowdml.server import validation
 from crowdml.server.export import export_model, model_card, model_file
 from crowdml.server.transcript import write_transcript
-from crowdml.server.validation import check_terms, evaluate, is_due, keep_rows, mechanism_of, read_rows, watched
+from crowdml.server.validation import (
+    check_terms,
+    evaluate,
+    is_due,
+    keep_rows,
+    mechanism_of,
+    read_rows,
+    unpack_rows,
+    watched,
+)
 from crowdml.storage.server import Store
-from crowdml.storage.server.looks import Terms, Validation, validations
+from crowdml.storage.server.looks import Look, Terms, Validation, add_look, validations
+from crowdml.storage.server.looks import rows_of as kept_rows
 from crowdml.task import Task, parse
 
 AT = "2026-01-01T00:00:00+00:00"
@@ -228,7 +239,7 @@ def test_a_million_versions_have_some_hundred_looks():
 
 def test_rows_are_read_from_files_and_data_sets_and_no_refusal_shows_one(tmp_path: Path):
     task, path = TASKS["softmax"], tmp_path / "rows.csv"
-    path.write_text("p,q,r,label\n0.25,0.5,0.125,b\n\n1,2,3,2\n")
+    path.write_text("p,q,r,label\n0.25,0.5,0.125,b\n1,2,3,2\n")
     rows = read_rows(task, str(path))
     np.testing.assert_array_equal(rows.x, np.array([[0.25, 0.5, 0.125], [1, 2, 3]], np.float32))
     np.testing.assert_array_equal(rows.y, np.array([1, 2], np.float32))
@@ -241,9 +252,15 @@ def test_rows_are_read_from_files_and_data_sets_and_no_refusal_shows_one(tmp_pat
         ("0.77,0.5,0.1,a\n0.77,x,0.1,b\n", "line 2: a field"),
         ("0.77,0.5,0.1,a\n0.77,inf,0.1,b\n", "row 2: a field"),
         ("0.77,0.5,0.1,7\n", "row 1: a field"),
+        ("0.77,0.5,0.1,a\n\n0.77,0.5,0.1,b\n", "line 2: it is blank, and the task takes 3 numbers and a label"),
+        ("0.77,0.5,0.1,a\n\n", "line 2: it is blank"),
+        ("x,y,z,1\n0.77,0.5,0.1,a\n", "line 1: a field is no finite number"),
+        ("x,z,label\n0.77,0.5,0.1,a\n", "line 1: 3 fields"),
+        ('0.77,0.5,0.1,"a\n0.77,0.5,0.1,b"\n', "line 1: not in UTF-8, or its quotes do not close"),
+        ("0.77,0.5,0.1,a\n0.77,\udcff,0.1,b\n", "line 2: not in UTF-8"),
         ("", "has no rows"),
     ):
-        path.write_text(text)
+        path.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(DataError, match=wanted) as error:
             read_rows(task, str(path))
         assert "0.77" not in str(error.value)
@@ -355,9 +372,52 @@ def test_a_csv_file_of_too_many_rows_or_too_long_a_line_is_refused_before_it_is_
     monkeypatch.setattr(validation, "MOST_ROWS", 8)
     with pytest.raises(DataError, match=r"has more than 8 rows of 3 numbers; at most 8 rows and"):
         read_rows(TASKS["softmax"], str(path))
-    path.write_text("0" * (2**20 + 64 * 3))
-    with pytest.raises(DataError, match=r"has a line of more than 1,048,768 characters; at most"):
+    path.write_text("0" * (2**20 + 64 * 4 + 1))
+    with pytest.raises(DataError, match=r"has a line of more than 1,048,832 bytes; at most"):
         read_rows(TASKS["softmax"], str(path))
+
+
+def test_the_rows_of_a_packed_array_take_little_more_memory_than_what_is_kept_of_them(tmp_path: Path):
+    """Review 3, rows 9: 33 kB on disk took 626 MB, all of them as float64 in between."""
+    path, x = tmp_path / "rows.npz", np.ones((2**16, 3), np.uint8)
+    np.savez_compressed(path, x=x, y=np.zeros(len(x), np.uint8))
+    kept = 4 * x.size
+    tracemalloc.start()
+    try:
+        rows = read_rows(TASKS["softmax"], str(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (rows.x.dtype, rows.x.tolist()[-1]) == (np.float32, [1, 1, 1])
+    assert peak < 2.6 * kept, f"{peak / kept:.1f} times as much as is kept"
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_rows_of_a_data_set_are_the_same_rows_for_tasks_with_another_norm(tmp_path: Path, name: str):
+    """Review 3, rows 3: charged rows of a task in l2 were taken as public ones of a task in l1."""
+    columns, classes = {"digits": (64, 10), "synthetic": (20, 5)}[name]
+    text = TEXT.format(
+        labels=f"classes = {[str(each) for each in range(classes)]}", model='kind = "softmax"', protocol=SGD,
+        epsilon="gradient = 1.0", rest="", mechanism="discrete-gaussian",
+    ).replace("dimension = 3", f"dimension = {columns}")  # fmt: skip
+    tasks = [settled(parse(text.replace('kind = "l2"', f'kind = "{norm}"'))) for norm in ("l2", "l1")]
+    one, two = (read_rows(task, name) for task in tasks)
+    assert not np.array_equal(one.x, two.x)
+    np.testing.assert_allclose(np.linalg.norm(one.x, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(np.abs(two.x).sum(axis=1), 1, atol=1e-5)
+    charged = Terms(name, TENTH, Fraction(1))
+    with Store(tmp_path / "server.sqlite") as store:
+        for task in tasks:
+            store.add_task(task.canonical, task.name, AT, "running")
+        found = keep_rows(store, tasks[0], one, charged, AT)
+        with pytest.raises(CrowdmlError, match=f"{len(one):,} of these rows were attached as charged ones"):
+            keep_rows(store, tasks[1], two, Terms(name, None, None), AT)
+        add_look(store, tasks[0].hash, found.rows, Look(1, AT, 5, Fraction(1), Pure(TENTH)))
+        again = keep_rows(store, tasks[1], two, charged, AT)
+        assert (again.spent, again.left) == (TENTH, 9), "a look for one task is a loss for both"
+        for task, rows in zip(tasks, (one, two), strict=True):
+            kept = kept_rows(store, validations(store)[task.hash].rows)
+            np.testing.assert_array_equal(unpack_rows(kept or b"", len(rows), columns).x, rows.x)
 
 
 @pytest.mark.parametrize(

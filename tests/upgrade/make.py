@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Samples
 from crowdml.cli.output import whole_file
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
@@ -46,7 +45,7 @@ from crowdml.server.limits import Limits
 from crowdml.server.operators import hash_password
 from crowdml.server.serve import Started, serve
 from crowdml.server.transcript import write_transcript
-from crowdml.server.validation import keep_rows
+from crowdml.server.validation import OwnRows, keep_rows
 from crowdml.storage.ledger import Ledger
 from crowdml.storage.server import Store
 from crowdml.storage.server.looks import Terms, looks_of, validations
@@ -357,8 +356,10 @@ def story(place: Path, out: Path) -> None:
     server = Running(place / "server", [plain, masked, validated, street, loose], invite=1000)
     code = server.code
     rng = np.random.default_rng(7)
-    private = Samples(rng.normal(size=(40, 64)).astype(np.float32), rng.integers(3, size=40).astype(np.float32))
-    public = Samples(rng.normal(size=(30, 4)).astype(np.float32), rng.integers(3, size=30).astype(np.float32))
+    x = rng.normal(size=(40, 64)).astype(np.float32)
+    private = OwnRows(x, rng.integers(3, size=40).astype(np.float32), x)
+    x = rng.normal(size=(30, 4)).astype(np.float32)
+    public = OwnRows(x, rng.integers(3, size=30).astype(np.float32), x)
     hub = server.hub
     server.call(
         hub.write(

@@ -16,13 +16,12 @@ import pytest
 from click.testing import CliRunner
 from old_data import FACTS, HERE, TASKS, Old, Serving, go_on, rows, serving, source, transcript
 
-from crowdml.arrays import Samples
 from crowdml.cli import cli
 from crowdml.errors import CrowdmlError
 from crowdml.server.export import export_model, model_file, onnx_file
 from crowdml.server.hub import utc_now
 from crowdml.server.transcript import replay, write_transcript
-from crowdml.server.validation import keep_rows, unpack_rows
+from crowdml.server.validation import OwnRows, keep_rows, unpack_rows
 from crowdml.storage.server.looks import Terms, detach, looks_of, rows_of, validations
 from crowdml.task import from_canonical
 
@@ -149,11 +148,12 @@ def test_an_old_backup_is_restored_and_goes_on(old: Old):
 # --- validation ---
 
 
-def kept_rows(store: Any) -> Samples:
+def kept_rows(store: Any) -> OwnRows:
     found = validations(store)[TASKS["digits012"]]
     data = rows_of(store, found.rows)
     assert data is not None
-    return unpack_rows(data, found.count, found.dimension)
+    samples = unpack_rows(data, found.count, found.dimension)
+    return OwnRows(samples.x, samples.y, samples.x)
 
 
 def test_charged_rows_keep_what_looks_at_them_have_cost(old: Old):
@@ -173,7 +173,13 @@ def test_old_charged_rows_stay_charged_when_they_are_attached_again(old: Old):
         assert detach(store, task.hash)
         with pytest.raises(CrowdmlError, match="charged"):
             keep_rows(store, task, samples, Terms("public.csv", None, None, 1), utc_now())
-        again = keep_rows(store, task, samples, Terms("again.csv", Fraction(1, 2), Fraction(3), 1), utc_now())
+        again = keep_rows(
+            store,
+            task,
+            samples,
+            Terms("again.csv", Fraction(1, 2), Fraction(3), 1),
+            utc_now(),
+        )
         assert (again.spent, again.left) == (1, 4)
 
 
@@ -186,7 +192,7 @@ def test_a_public_set_with_one_old_charged_row_is_refused(old: Old):
         task = from_canonical(stored.canonical)
         rng = np.random.default_rng(8)
         x = np.concatenate([samples.x[:1], rng.normal(size=(9, 64)).astype(np.float32)])
-        mixed = Samples(x, np.concatenate([samples.y[:1], np.zeros(9, np.float32)]))
+        mixed = OwnRows(x, np.concatenate([samples.y[:1], np.zeros(9, np.float32)]), x)
         with pytest.raises(CrowdmlError):
             keep_rows(store, task, mixed, Terms("public.csv", None, None, 1), utc_now())
 

@@ -153,7 +153,9 @@ def _change(
 @click.option("--budget", default=None, metavar="E", help="What all looks at these rows may cost, over all tasks.")
 @click.option("--every", type=Whole(1, MANY), default=1, show_default=True, metavar="N",
               help="Versions between two looks, at least.")  # fmt: skip
-@click.option("--new-rows", is_flag=True, help="None of these rows was in a set that an earlier version erased.")
+@click.option(
+    "--new-rows", is_flag=True, help="None of these rows was in a set of which an earlier version noted no rows."
+)
 @click.option("--off", is_flag=True, help="Look no more, and erase the rows. What was charged stays in the ledger.")
 @store_options
 def validate(

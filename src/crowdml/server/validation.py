@@ -4,7 +4,8 @@ Public rows belong to nobody of the study. The model is a release already, so to
 
 Charged rows are private. Guarantee: epsilon-DP for each look, against anyone who is shown it, for replacing one row;
 pure losses add over all looks at a row, in whichever sets and for whichever tasks of this server, up to the budget of
-its dearest row. A row is its features: one that differs in the last digit is another. What passes the
+its dearest row. A row is its features as they were read, before any scaling for a task: one that differs in the last
+digit is another. What passes the
 mechanism is the number of mistakes, which one row moves by 1 at most; of tasks that learn numbers the sum of distances,
 each between 0 and twice the label's bound, brought to the middle of that, so that one row moves it by 2 bounds at most.
 How many rows there are is public. When there is a look depends on versions and states alone (`is_due`), never on rows.
@@ -19,11 +20,10 @@ import io
 import math
 import zipfile
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from crowdml.arrays import Array, Samples
 from crowdml.datasets import NAMES, load
 from crowdml.errors import DataError, TaskError
 from crowdml.features.norms import Norm, into_ball
+from crowdml.lines import as_public, csv_fields, longest_line, looks_like_heading, read_lines
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.losses import Pure
@@ -48,6 +49,7 @@ from crowdml.task import Task
 from crowdml.texts import number_text
 
 __all__ = [
+    "OwnRows",
     "Shown",
     "Watched",
     "check_terms",
@@ -63,8 +65,8 @@ __all__ = [
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 128 * 2**20
 """Of rows that a task is validated on: they lie in the server's database, and in memory while they are in use."""
-LONGEST_LINE, LONGEST_HEAD = 2**20, 2**16
-"""Characters of a line of a CSV file, beside 64 a number; bytes of the head of an array in an NPZ file."""
+LONGEST_HEAD = 2**16
+"""Bytes of the head of an array in an NPZ file."""
 LEAST_EPSILON = Fraction(1, 1000)
 """Of a look: the noise is then a thousand mistakes."""
 PART = 4096
@@ -77,11 +79,25 @@ FINEST_CLIP, COARSEST_CLIP = 4096, 16
 """Steps that a distance's bound has, where it is charged."""
 COUNT = Fraction(1)
 
+HALTED = {
+    "restored": "Nobody looks: the server was restored from a backup, and its ledger lacks the looks since then.",
+    "scaled": "Nobody looks: an earlier version kept these rows as the task scales them. Attach the data set again.",
+}
+"""Why a server looks at no private rows until they are attached again."""
+
 MISTAKES = "about how many rows of the operator's own data the model is wrong on"
 DISTANCES = "about how far off the model is on the operator's own data"
 
 
 # --- which tasks, which rows ---
+
+
+@dataclass(frozen=True)
+class OwnRows(Samples):
+    """Rows of the operator's own, as the model is tried on them. They are known and charged by what was read."""
+
+    read: Array
+    """[b, d]: the features before they were scaled for the task."""
 
 
 def check_validated(task: Task) -> None:
@@ -95,7 +111,7 @@ def check_validated(task: Task) -> None:
         raise TaskError(f"task {task.name!r} cuts its samples out of readings on the device: a server has none.")
 
 
-def read_rows(task: Task, given: str) -> Samples:
+def read_rows(task: Task, given: str) -> OwnRows:
     """The rows of a CSV file (features, then the label), of an NPZ file (`x` and `y`), or those that a data set keeps
     for evaluation. Labels are names of classes, their places, or numbers. No error shows a row."""
     check_validated(task)
@@ -105,16 +121,20 @@ def read_rows(task: Task, given: str) -> Samples:
     elif path.suffix == ".npz":
         x, y = _read_npz(task, path)
     elif given in NAMES:
-        x, y = _read_dataset(task, given)
+        return _read_dataset(task, given)
     else:
         raise DataError(
             f"{given!r} is no file that ends in .csv or .npz, and no data set. Known are {', '.join(NAMES)}."
         )
+    _check_many(given, x)
+    return OwnRows(x, y, x)
+
+
+def _check_many(given: str, x: Array) -> None:
     if not len(x):
         raise DataError(f"{given} has no rows. Nothing was written.")
     if _is_too_large(len(x), x.shape[1]):
         raise _too_large(given, f"{len(x):,} rows of {x.shape[1]:,} numbers")
-    return Samples(x, y)
 
 
 def _is_too_large(rows: int, numbers: int) -> bool:
@@ -130,17 +150,15 @@ def _too_large(where: object, found: str) -> DataError:
 
 def _read_csv(task: Task, path: Path) -> tuple[Array, Array]:
     names, dimension = {name: place for place, name in enumerate(task.labels.classes)}, task.features.dimension
-    x, y = array("d"), array("d")
+    x, y, longest = array("f"), array("f"), longest_line(dimension + 1)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.reader(_short_lines(path, file, dimension)), 1):
-                if not row or (number == 1 and not any(map(_is_number, row[:-1]))):
+        with path.open("rb") as file:
+            for number, line in enumerate(read_lines(file, longest), 1):
+                if line is None:
+                    raise _too_large(path, f"a line of more than {longest:,} bytes")
+                row = _fields(path, number, line, dimension)
+                if number == 1 and looks_like_heading("csv", line):
                     continue
-                if len(row) != dimension + 1:
-                    raise DataError(
-                        f"{path}, line {number}: {len(row)} fields, and the task takes {dimension} "
-                        "numbers and a label. Nothing was written."
-                    )
                 if _is_too_large(len(y) + 1, dimension):
                     raise _too_large(path, f"more than {len(y):,} rows of {dimension:,} numbers")
                 try:
@@ -148,26 +166,26 @@ def _read_csv(task: Task, path: Path) -> tuple[Array, Array]:
                     y.append(float(names[row[-1].strip()]) if row[-1].strip() in names else float(row[-1]))
                 except ValueError:
                     raise _unreadable(path, f"line {number}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}. Nothing was written.") from None
-    return _checked(task, np.asarray(x, np.float64).reshape(len(y), dimension), np.asarray(y), str(path))
+    return _checked(task, np.asarray(x).reshape(len(y), dimension), np.asarray(y), str(path))
 
 
-def _short_lines(path: Path, file: TextIO, dimension: int) -> Iterator[str]:
-    """Lines that a row of so many numbers may take: a longer one is refused before it is in memory."""
-    longest = LONGEST_LINE + 64 * dimension
-    while line := file.readline(longest):
-        if len(line) == longest and not line.endswith("\n"):
-            raise _too_large(path, f"a line of more than {longest:,} characters")
-        yield line
-
-
-def _is_number(text: str) -> bool:
+def _fields(path: Path, number: int, line: bytes, dimension: int) -> list[str]:
+    """The fields of one line. Each line is a row, as on a device: one that cannot be used is refused, never dropped."""
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        text = ((as_public(line) or b"") if number == 1 else line).decode()
+        fields = csv_fields(text) if text.strip() else []
+    except (ValueError, csv.Error):
+        raise DataError(
+            f"{path}, line {number}: not in UTF-8, or its quotes do not close. Nothing was written."
+        ) from None
+    if len(fields) == dimension + 1:
+        return fields
+    found = f"{len(fields)} fields" if fields else "it is blank"
+    raise DataError(
+        f"{path}, line {number}: {found}, and the task takes {dimension} numbers and a label. Nothing was written."
+    )
 
 
 def _read_npz(task: Task, path: Path) -> tuple[Array, Array]:
@@ -186,7 +204,7 @@ def _read_npz(task: Task, path: Path) -> tuple[Array, Array]:
         y = np.asarray([names.get(str(each), -1) for each in y.ravel()])
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub" or x.ndim != 2 or y.shape != (len(x),):
         raise DataError(f"{path}: x is a table of numbers and y has a label for each row of it. Nothing was written.")
-    return _checked(task, x.astype(np.float64), y.astype(np.float64), str(path))
+    return _checked(task, x, y, str(path))
 
 
 def _no_npz(path: Path, why: str) -> DataError:
@@ -206,14 +224,18 @@ def _read_member(path: Path, file: zipfile.ZipFile, name: str) -> Array:
         return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
 
-def _read_dataset(task: Task, name: str) -> tuple[Array, Array]:
-    data = load(name, normalise=cast(Norm, task.features.norm.kind), seed=1 if name == "synthetic" else None)
+def _read_dataset(task: Task, name: str) -> OwnRows:
+    """Rows of a data set: scaled by the task's norm, as those that devices have of it."""
+    seed, norm = 1 if name == "synthetic" else None, cast(Norm, task.features.norm.kind)
+    data = load(name, normalise=norm, seed=seed)
     if task.classes is not None and len(data.classes) != task.classes:
         raise DataError(
             f"data set {name!r} has {len(data.classes)} classes, and task {task.name!r} has {task.classes}. "
             "Nothing was written."
         )
-    return _checked(task, data.x_test.astype(np.float64), data.y_test.astype(np.float64), f"data set {name!r}")
+    _check_many(name, data.x_test)
+    x, y = _checked(task, data.x_test, data.y_test, f"data set {name!r}")
+    return OwnRows(x, y, load(name, normalise="none", seed=seed).x_test)
 
 
 def _checked(task: Task, x: Array, y: Array, where: str) -> tuple[Array, Array]:
@@ -223,9 +245,12 @@ def _checked(task: Task, x: Array, y: Array, where: str) -> tuple[Array, Array]:
             f"{where} has rows of {x.shape[1]:,} numbers, and the task takes {task.features.dimension:,}. Nothing was "
             "written."
         )
+    narrow, labels, fits = np.empty(x.shape, np.float32), np.empty(len(x), np.float32), np.empty(len(x), bool)
     with np.errstate(over="ignore"):
-        narrow, labels = x.astype(np.float32), y.astype(np.float32)
-    fits = np.isfinite(narrow).all(axis=1) & np.isfinite(labels)
+        for start in range(0, len(x), PART):  # in parts: all of them as float64 would take many times the file's memory
+            part = slice(start, start + PART)
+            narrow[part], labels[part] = x[part].astype(np.float64), y[part].astype(np.float64)
+            fits[part] = np.isfinite(narrow[part]).all(axis=1) & np.isfinite(labels[part])
     if task.classes is None:
         labels = np.clip(labels, -float(task.labels.bound), float(task.labels.bound))  # as devices do
     else:
@@ -255,13 +280,13 @@ def check_terms(task: Task, terms: Terms, count: int) -> None:
     mechanism_of(task, terms.epsilon, count)
 
 
-def keep_rows(
-    store: Store, task: Task, samples: Samples, terms: Terms, at: str, *, new_rows: bool = False
-) -> Validation:
+def keep_rows(store: Store, task: Task, rows: OwnRows, terms: Terms, at: str, *, new_rows: bool = False) -> Validation:
     """Validate a task on these rows from now on. `new_rows`: none of them is in a set whose rows nobody knows."""
-    check_terms(task, terms, len(samples))
-    data = samples.x.astype("<f4").tobytes() + np.asarray(samples.y).astype("<f4").tobytes()
-    return attach(store, task.hash, len(samples), samples.x.shape[1], data, terms, at, new_rows=new_rows)
+    check_terms(task, terms, len(rows))
+    count, dimension = rows.x.shape
+    data = b"".join(np.ascontiguousarray(each, "<f4").data for each in (rows.x, rows.y))
+    read = None if rows.read is rows.x else rows.read.astype("<f4").tobytes()
+    return attach(store, task.hash, count, dimension, data, terms, at, read=read, new_rows=new_rows)
 
 
 def unpack_rows(data: bytes, count: int, dimension: int) -> Samples:
@@ -388,7 +413,7 @@ class Watched:
         if stopped and self.state in ("looks", "last"):
             return "The task is stopped, and its last version was looked at or soon is."
         return {
-            "halted": "Nobody looks: the server was restored from a backup, and its ledger lacks the looks since then.",
+            "halted": HALTED.get(self.found.halted or "", HALTED["restored"]),
             "spent": "Nobody looks any more: the budget is spent.",
             "last": "One look is left, and is kept for the end of the task.",
             "looks": "The server goes on looking.",

@@ -14,7 +14,7 @@ from crowdml.privacy.losses import Pure
 from crowdml.storage.server import Store, StoreError, restore
 from crowdml.storage.server.looks import Look, Terms, add_look, attach, detach, looks_of, rows_of, validations
 from crowdml.storage.server.row_hashes import KEY, counted, earlier_hash, hash_rows
-from crowdml.storage.server.schema import look, setting, validation_rows
+from crowdml.storage.server.schema import look, setting, validation, validation_rows
 
 
 def rows_as(*x: int, labels: int = 0) -> bytes:
@@ -194,8 +194,11 @@ def test_hashes_of_rows_need_the_servers_key(tmp_path: Path):
     assert signs[0] == signs[1], "there is one zero"
 
 
-def as_version_6(store: Store, sets: list[tuple[str, bytes, bool]]) -> None:
-    """Take the database back to where sets were known as a whole, with these: their kind, rows, and whether kept."""
+def as_version_6(store: Store, sets: list[tuple[str, bytes, bool]], names: dict[int, str] | None = None) -> None:
+    """Take the database back to where sets were known as a whole, with these: their kind, rows, and whether kept.
+
+    `names`: what the rows of a set are called that tasks are validated on, by the number of set and task.
+    """
     with store.writing() as connection:
         connection.exec_driver_sql("alter table validation_rows drop column row_hashes")
         connection.exec_driver_sql("alter table validation_rows drop column patterns")
@@ -209,6 +212,11 @@ def as_version_6(store: Store, sets: list[tuple[str, bytes, bool]]) -> None:
             if kind == "charged":
                 charge = {"version": number, "at": NOW, "value": 1, "step": "1", "loss": str(Pure(TENTH))}
                 connection.execute(look.insert().values(task=1, rows=number, **charge))
+        for number, name in (names or {}).items():
+            terms = {"name": name, "every": 1, "attached_at": NOW, "epsilon": "1/10", "budget": "1"}
+            connection.execute(validation.insert().values(task=number, rows=number, **terms))
+        if connection.dialect.name == "postgresql":  # a sequence that numbers given by hand did not move
+            connection.exec_driver_sql(f"select setval('validation_rows_number_seq', {len(sets)})")
 
 
 def test_rows_that_an_earlier_version_kept_are_known_one_by_one_and_their_charges_add_up(url):
@@ -222,9 +230,6 @@ def test_rows_that_an_earlier_version_kept_are_known_one_by_one_and_their_charge
         assert put(store, task, charged("1"), rows_as(3, 2, 1)) == 1, "the same set"
         assert validations(store)[task].spent == 2 * TENTH
         detach(store, task)
-        with store.writing() as connection:  # a sequence that numbers given by hand did not move
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql("select setval('validation_rows_number_seq', 2)")
         put(store, task, charged("1"), rows_as(4, 5))
         assert validations(store)[task].spent == TENTH
 
@@ -235,11 +240,10 @@ def test_beside_rows_that_an_earlier_version_erased_no_others_are_taken_until_th
         task = prepare(store, 1)
         as_version_6(store, [("charged", rows_as(1, 2, 3), False), ("public", rows_as(7), False)])
     with Store(url) as store:
-        with store.writing() as connection:  # as above
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql("select setval('validation_rows_number_seq', 2)")
         for terms, many in ((PUBLIC, "1 set"), (charged(), "2 sets")):
-            with pytest.raises(StoreError, match=f"an earlier version looked at {many} of rows and erased them"):
+            with pytest.raises(
+                StoreError, match=f"an earlier version looked at {many} of rows without noting them one by one"
+            ):
                 put(store, task, terms, rows_as(8, 9))
         put(store, task, charged(), rows_as(8, 9), new_rows=True)
         assert put(store, task, PUBLIC, rows_as(7), new_rows=True) == 2
@@ -249,6 +253,45 @@ def test_beside_rows_that_an_earlier_version_erased_no_others_are_taken_until_th
         assert validations(store)[task].spent == TENTH
         with pytest.raises(StoreError, match="1 of these rows was looked at as public ones"):
             put(store, task, charged("1"), rows_as(7, 9))
+
+
+def test_rows_that_are_scaled_for_two_tasks_are_known_by_what_was_read(url):
+    """Review 3, rows 3."""
+    read = rows_as(1, 2)[:16]
+    with Store(url) as store:
+        one, two = prepare(store, 1), store.add_task(b"another", "other", NOW, "running")
+        first = attach(store, one, 2, 2, rows_as(7, 8), charged(), NOW, read=read)
+        assert add_look(store, one, first.rows, drawn(1)) is not None
+        with pytest.raises(StoreError, match="2 of these rows were attached as charged ones"):
+            attach(store, two, 2, 2, rows_as(5, 6), PUBLIC, NOW, read=read)
+        with pytest.raises(StoreError, match="2 of these rows were attached as charged ones"):
+            put(store, two, PUBLIC, rows_as(1, 2))
+        second = attach(store, two, 2, 2, rows_as(5, 6), charged(), NOW, read=read)
+        assert (second.spent, second.rows != first.rows) == (TENTH, True)
+        assert rows_of(store, first.rows) == rows_as(7, 8), "each task has its own numbers of the rows"
+        assert put(store, two, charged(), rows_as(7, 8)) != first.rows, "other rows, which look alike when scaled"
+
+
+def test_private_rows_of_a_data_set_that_an_earlier_version_kept_are_not_looked_at_until_attached_again(url):
+    """Review 3, rows 3: what was kept are rows as each task scales them, and nobody can compare those."""
+    read = rows_as(1, 2)[:16]
+    with Store(url) as store:
+        one, two = prepare(store, 1), store.add_task(b"another", "other", NOW, "running")
+        file = store.add_task(b"a third", "third", NOW, "running")
+        sets = [("charged", rows_as(*some), True) for some in ((7, 8), (5, 6), (3, 4))]
+        as_version_6(store, sets, {1: "digits", 2: "digits", 3: "own.csv"})
+    with Store(url) as store:
+        assert [validations(store)[task].halted for task in (one, two, file)] == ["scaled", "scaled", None]
+        assert add_look(store, one, 1, drawn(9)) is None
+        assert add_look(store, file, 3, drawn(9)) is not None
+        with pytest.raises(StoreError, match="looked at 2 sets of rows without noting them one by one"):
+            put(store, file, PUBLIC, rows_as(20, 21))
+        with pytest.raises(StoreError, match="looked at 1 set of rows without noting them one by one"):
+            attach(store, one, 2, 2, rows_as(7, 8), charged("1"), NOW, read=read)
+        found = attach(store, two, 2, 2, rows_as(5, 6), charged("1"), NOW, read=read)
+        assert (found.rows, found.halted, found.spent) == (2, None, 2 * TENTH), "both sets' looks were at these rows"
+        found = attach(store, one, 2, 2, rows_as(7, 8), charged("1"), NOW, read=read)
+        assert (found.rows, found.halted, found.spent) == (1, None, 2 * TENTH)
 
 
 def test_a_charge_is_neither_edited_nor_deleted(url):

@@ -85,16 +85,31 @@ class Look:
 
 
 def attach(
-    store: Store, of: bytes, count: int, dimension: int, data: bytes, terms: Terms, at: str, *, new_rows: bool = False
+    store: Store,
+    of: bytes,
+    count: int,
+    dimension: int,
+    data: bytes,
+    terms: Terms,
+    at: str,
+    *,
+    read: bytes | None = None,
+    new_rows: bool = False,
 ) -> Validation:
     """Validate a task on these rows from now on, instead of those before. Looks that there were stay, as charges do.
 
+    `data` is what the model is tried on. `read` holds the features as they were read, where those in `data` are scaled.
     `new_rows`: the operator says that none of them is in a set whose rows nobody knows (migration 0007).
     """
+    with store.reading() as connection:
+        key = _key(connection)
+    hashed = hash_rows(key, data, count, dimension, read)
+    with store.writing() as connection:  # by itself: it stays where the rows are refused for the sake of another set
+        _learn(connection, hashed, data, count, dimension)
     with store.writing() as connection:
         number = task_number(connection, of)
-        hashed = hash_rows(_key(connection), data, count, dimension)
-        known = _find(connection, hashed, data, count, dimension)
+        here = sa.select(validation_rows.c.number).where(validation_rows.c.hash == hashed.whole)
+        known = connection.execute(here).scalar()
         charged = _check_shared(connection, hashed, terms)
         if not new_rows:
             _check_unknown(connection, terms)
@@ -111,7 +126,7 @@ def attach(
             )
             rows = int((made.inserted_primary_key or (0,))[0])
         else:
-            rows = known
+            rows = int(known)
             connection.execute(validation_rows.update().where(validation_rows.c.number == rows).values(data=data))
         if terms.kind == "charged":
             _note_patterns(connection, rows, {**charged, rows: counted(hashed.rows)})
@@ -141,17 +156,14 @@ def _key(connection: Connection) -> bytes:
     return key
 
 
-def _find(connection: Connection, hashed: Hashed, data: bytes, count: int, dimension: int) -> int | None:
-    """The number of the same rows, if they are here. A set that was known as a whole alone is known by its rows now."""
-    here = sa.select(validation_rows.c.number).where(validation_rows.c.hash == hashed.whole)
-    known = connection.execute(here).scalar()
-    if known is not None:
-        return int(known)
-    earlier = (validation_rows.c.hash == earlier_hash(data, count, dimension)) & validation_rows.c.row_hashes.is_(None)
+def _learn(connection: Connection, hashed: Hashed, data: bytes, count: int, dimension: int) -> None:
+    """If these rows are a set that was known as a whole alone, note each of its rows."""
+    unknown = validation_rows.c.row_hashes.is_(None)
+    if connection.execute(sa.select(validation_rows.c.number).where(unknown).limit(1)).scalar() is None:
+        return
+    earlier = (validation_rows.c.hash == earlier_hash(data, count, dimension)) & unknown
     found = {"hash": hashed.whole, "row_hashes": hashed.rows}
     connection.execute(validation_rows.update().where(earlier).values(found))
-    known = connection.execute(here).scalar()
-    return None if known is None else int(known)
 
 
 def _check_shared(connection: Connection, hashed: Hashed, terms: Terms) -> dict[int, Counter[bytes]]:
@@ -176,15 +188,15 @@ def _check_shared(connection: Connection, hashed: Hashed, terms: Terms) -> dict[
 
 
 def _check_unknown(connection: Connection, terms: Terms) -> None:
-    """Refuse new rows where a set was erased before its rows were known one by one: one of them may be among these."""
+    """Refuse rows beside a set whose own rows nobody knows one by one: one of them may be among these."""
     unknown = validation_rows.c.row_hashes.is_(None)
     if terms.kind == "public":
         unknown &= validation_rows.c.kind == "charged"
     many = connection.execute(sa.select(sa.func.count()).select_from(validation_rows).where(unknown)).scalar() or 0
     if many:
         raise StoreError(
-            f"an earlier version looked at {count_text(many, 'set')} of rows and erased them before rows were known "
-            f"one by one: nobody can tell whether these have one of them. {NOTHING_WRITTEN} Attach each of those files "
+            f"an earlier version looked at {count_text(many, 'set')} of rows without noting them one by one: nobody "
+            "can tell whether these have one of them. These were not attached. Attach each of those files or data sets "
             "once more with the terms that it had, or say --new-rows if no row of these was in them."
         )
 

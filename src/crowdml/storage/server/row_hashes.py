@@ -1,7 +1,8 @@
 """How rows of a server's own validation are known one by one: keyed hashes, and which sets share which rows.
 
-A row is known by its features, whatever label it has and in whatever order it comes. Rows are private, so the hashes
-are keyed: without the server's database nobody can try guesses on them. One digit changed makes another row.
+A row is known by its features as they were read, before they are scaled for a task, whatever label it has and in
+whatever order it comes. Rows are private, so the hashes are keyed: without the server's database nobody can try guesses
+on them. One digit changed makes another row.
 
 Migrations use this module, too: what it computes of the same bytes must not change.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -23,6 +24,8 @@ KEY = "rows-key"
 """The setting that holds the key, made with the tables: it stays with the hashes, in every backup too."""
 SIZE = 16
 """Bytes of a row's hash."""
+PART = 4096
+"""Rows that are hashed in one go: they are not in memory twice."""
 Pattern = dict[int, int]
 """How often a row is in each set that has it, by the set's number."""
 
@@ -30,35 +33,47 @@ Pattern = dict[int, int]
 @record
 class Hashed:
     """A set of rows: `whole` is the same for the same rows and labels in any order, `rows` are sorted hashes of
-    features, `SIZE` bytes for each row."""
+    features as they were read, `SIZE` bytes for each row."""
 
     whole: bytes
     rows: bytes
 
 
-def hash_rows(key: bytes, data: bytes, count: int, dimension: int) -> Hashed:
-    """The hashes of rows as they are stored, float32: all x, then all y."""
-    x, labelled = _rows(data, count, dimension)
-    plain = x + np.float32(0)  # there is one zero, not two
-    features = sorted(_keyed(key, b"row", row.tobytes()) for row in plain)
-    whole = b"".join(sorted(_keyed(key, b"labelled row", row.tobytes()) for row in labelled))
-    return Hashed(_keyed(key, b"set", whole, 32), b"".join(features))
+def hash_rows(key: bytes, data: bytes, count: int, dimension: int, read: bytes | None = None) -> Hashed:
+    """The hashes of rows as they are stored, float32: all x, then all y. `read`: all x as they were read, if scaled.
+
+    Tasks with other norms keep other numbers of the same row, so these are two sets, and they share the row.
+    """
+    before = np.frombuffer(data if read is None else read, "<f4")[: count * dimension].reshape(count, dimension)
+    features: list[bytes] = []
+    labelled: list[bytes] = []
+    for part, kept in _parts(data, count, dimension):
+        plain = before[part] + np.float32(0)  # there is one zero, not two
+        features += (_keyed(key, b"row", row.tobytes()) for row in plain)
+        both = np.concatenate([plain, kept], axis=1)
+        labelled += (_keyed(key, b"labelled row", row.tobytes()) for row in both)
+    whole = b"".join(sorted(labelled))
+    return Hashed(_keyed(key, b"set", whole, 32), b"".join(sorted(features)))
 
 
 def earlier_hash(data: bytes, count: int, dimension: int) -> bytes:
     """How version 0.1 knew a set as a whole: without a key, by its features and then by features and labels."""
     found = b""
-    for rows in _rows(data, count, dimension):
-        hashes = sorted(hashlib.sha256(row.tobytes()).digest() for row in rows)
-        found += hashlib.sha256(b"crowdml/rows/1" + b"".join(hashes)).digest()
+    for width in (dimension, dimension + 1):
+        hashes = [
+            hashlib.sha256(row[:width].tobytes()).digest() for _, rows in _parts(data, count, dimension) for row in rows
+        ]
+        found += hashlib.sha256(b"crowdml/rows/1" + b"".join(sorted(hashes))).digest()
     return found
 
 
-def _rows(data: bytes, count: int, dimension: int) -> tuple[Array, Array]:
-    """The features [count, dimension], and the same with the label at the end."""
+def _parts(data: bytes, count: int, dimension: int) -> Iterator[tuple[slice, Array]]:
+    """Some rows at a time: their places, and their features with the label at the end [PART, dimension + 1]."""
     numbers: Array = np.frombuffer(data, "<f4")
     x, y = numbers[: count * dimension].reshape(count, dimension), numbers[count * dimension :].reshape(count, 1)
-    return x, np.concatenate([x, y], axis=1)
+    for start in range(0, count, PART):
+        part = slice(start, start + PART)
+        yield part, np.concatenate([x[part], y[part]], axis=1)
 
 
 def _keyed(key: bytes, what: bytes, data: bytes, size: int = SIZE) -> bytes:

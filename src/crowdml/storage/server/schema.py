@@ -255,7 +255,7 @@ validation_rows = Table(
     Column("count", Number, nullable=False),
     Column("dimension", Number, nullable=False),
     Column("data", LargeBinary),  # float32 little-endian: all x, then all y; erased when no task is validated on them
-    Column("row_hashes", LargeBinary),  # keyed and sorted, 16 bytes for each row; null: erased before they were kept
+    Column("row_hashes", LargeBinary),  # keyed and sorted, 16 bytes for each row; null: not known (0007)
     Column("patterns", Text),  # which sets its rows are in, and how often (row_hashes.py), as JSON; null: in it alone
     CheckConstraint("kind in ('public', 'charged')", name="validation_kind"),
     sqlite_strict=True,
