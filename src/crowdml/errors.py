@@ -46,6 +46,12 @@ ASK_FOR_STATEMENT = (
 )
 """What to do about a ledger that cannot be trusted. An older copy in its place would forget what was given since."""
 
+LOST_MARKS = (
+    "Nothing was sent. Put the newest copy of `given.log` that there is in its place, and leave the ledger as it is; "
+    "if there is none, join with another --folder, and with samples that were never given."
+)
+"""What to do about a `given.log` that cannot be trusted. The ledger must know what an older copy of it names."""
+
 
 class LeakError(CrowdmlError):
     """The door or the seal refused to let a value out."""

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,7 @@ from masked_server import RoundServer, masked_home, masked_task, rounds_of
 import crowdml
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import OwnerBudget
+from crowdml.device.folder import Folder, OwnerBudget
 from crowdml.device.rounds import KINDS
 from crowdml.device.runner import Patience, Runner
 from crowdml.device.sources import FileSource
@@ -633,6 +634,21 @@ def test_a_device_whose_clock_is_off_says_so_pays_nothing_and_goes_on_when_it_is
             assert all(ledger.of(number).charges(task.hash) == () for number in range(5))
         run(home, server.address, None, task, rows(25), devices=5)
         assert server.hub.rounds(task.hash).counts == {"summed": 1}
+
+
+def test_a_masked_fleet_asks_before_it_draws_and_one_that_was_put_back_gives_nothing(tmp_path):
+    """Review 3, privacy finding 1: the server shows what was said in the round, for the vectors are gone."""
+    task, samples = masked_task("put-back", window=30.0, lease=30.0), rows(75)
+    with serving(tmp_path / "server", task) as server:
+        home = joined(tmp_path / "device", task)
+        run(home, server.address, server.code, task, samples[:25], devices=5)
+        shutil.copytree(home.path, tmp_path / "copy")
+        assert run(home, server.address, None, task, samples[:50], devices=5)[1].check_ins == 5
+        copy = Folder(tmp_path / "copy")
+        _, summary = run(copy, server.address, None, task, samples, devices=5)
+        assert (summary.check_ins, summary.endings) == (0, {"budget": 5})
+        assert "had given 10 samples, and its ledger, which knows of 5" in summary.reason
+        assert server.hub.rounds(task.hash).counts == {"summed": 2}
 
 
 def test_a_lost_ledger_begins_from_what_was_signed_in_the_round_and_promises_no_second_number(tmp_path):

@@ -482,7 +482,7 @@ async def _welcome(
             early = home.key(None if single else 0)
             if not home.joined:
                 home.ledger().close()
-                pinned(home, client, await enrol_device(client, early, code, hash_), ca)
+                pinned(home, client, (await enrol_device(client, early, code, hash_))[0], ca)
             task, protocol = await fetch_task(client, hash_, early, clock)
     named = invited.run_by if invited is not None else ""
     shown = replace(offer(task, protocol), run_by=f"{named} ({client.url})" if named else client.url)

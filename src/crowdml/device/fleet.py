@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -137,6 +138,8 @@ class Fleet:
     """By place, the addresses of peers that a single device brings its own letters to."""
     peering: Peering | None = None
     runners: list[Runner] = field(default_factory=list)
+    new: set[int] = field(default_factory=set)
+    """Devices that the server did not know before this process enrolled them: it has no statement of theirs."""
     asked: bool = False
     """Whether the server may know a device of this folder: an enrolment was sent, and not refused."""
 
@@ -159,11 +162,14 @@ class Fleet:
             async with gate:
                 before, self.asked = self.asked, True
                 try:
-                    enrolled = await self._patiently(lambda: enrol_device(self.client, key, code, self.task.hash))
+                    ask = partial(enrol_device, self.client, key, code, self.task.hash)
+                    enrolled, is_new = await self._patiently(ask)
                 except Problem as problem:
                     if problem.status < 500:
                         self.asked = before
                     raise
+            if is_new:
+                self.new.add(number)
             known = self.folder.server
             if known is None or known.key != enrolled.server_key.hex() or known.url != self.client.url:
                 pinned(self.folder, self.client, enrolled, ca)
@@ -253,6 +259,7 @@ class Fleet:
                         new_data=self.new_data,
                         offers=offers,
                         place=self.place_of(number),
+                        is_new=number in self.new,
                         tell=self.tell,
                     )
                 )

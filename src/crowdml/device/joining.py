@@ -11,6 +11,7 @@ from crowdml.device.client import Client
 from crowdml.device.folder import Folder, Server, readable_task
 from crowdml.device.marks import Marked
 from crowdml.device.runner import Clock
+from crowdml.device.statements import ROUND_KINDS, open_own, statement_path
 from crowdml.errors import BudgetExhausted, CrowdmlError, UnknownName
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded
 from crowdml.privacy.sensitivity import Adjacency, Observer
@@ -19,7 +20,7 @@ from crowdml.records import record
 from crowdml.storage import Budget, Charge, Ledger, Round
 from crowdml.task import Task
 from crowdml.texts import did_you_mean, one_line
-from crowdml.wire.envelopes import Signed, open_signed
+from crowdml.wire.envelopes import Signed
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
@@ -39,8 +40,6 @@ __all__ = [
     "withdraw",
 ]
 
-ROUND_KINDS = ("secagg/agreement/1", "secagg/reveal/1")
-"""What a device says in a round after its draw: the server keeps it, with the statement, when the vector is gone."""
 LARGEST_LIST = 4 * 2**20
 LONGEST_CONTACT = 400
 """Characters of what a server says about who runs it."""
@@ -174,8 +173,8 @@ async def fetch_task(
     return readable_task(answer.body, hash_)
 
 
-async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> Enrolled:
-    """POST /v1/devices. The same key again changes nothing."""
+async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> tuple[Enrolled, bool]:
+    """POST /v1/devices, and whether the server never knew this key. The same key again changes nothing."""
     body, signature = enrol(key, code, (task.hex(),))
     headers = {"Content-Type": "application/msgpack", "Crowdml-Signature": signature}
     answer = await client.request("POST", "/v1/devices", body, headers, largest=LARGEST_ENROLMENT)
@@ -184,7 +183,7 @@ async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> Enro
         raise CrowdmlError(f"The server enrolled device {enrolled.device}, and this one is {key.id}. Nothing was sent.")
     if task.hex() not in enrolled.tasks:
         raise CrowdmlError(f"The invitation does not admit this device to task {task.hex()[:12]}. Nothing was sent.")
-    return enrolled
+    return enrolled, answer.status == 201
 
 
 async def claim_place(client: Client, key: Key, task: Task, place: int, clock: Clock) -> None:
@@ -258,16 +257,15 @@ async def recover(folder: Folder, client: Client, keys: Sequence[tuple[int, Key]
 
 
 async def _statement(client: Client, key: Key, clock: Clock) -> Signed | None:
-    path = f"/v1/devices/{key.id}/statement"
+    path = statement_path(key)
     header = authorize(key, "GET", client.prefix + path, now=clock.now())
     try:
         answer = await client.request("GET", path, headers={"Authorization": header})
-        signed = open_signed(answer.body)
     except Problem as problem:
         if problem.status >= 500 or problem.status in (408, 429) or problem.slug == "clock":
             raise
         return None
-    return signed if signed.verify(key.public) and signed.statement.samples else None
+    return open_own(answer.body, key)
 
 
 def _begin_from(ledger: Ledger, signed: Signed, marked: Marked, now: str, *, masked: bool) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from pathlib import Path
 
-from crowdml.errors import DataError
+from crowdml.errors import LOST_MARKS, DataError, LedgerError
 from crowdml.records import record
 
 __all__ = ["Mark", "Marked", "Marks", "read_marks"]
@@ -70,7 +70,8 @@ class Marked:
 
 
 def read_marks(path: Path) -> dict[int, Marked]:
-    """What is marked of each device. A file with a line that cannot be read knows nothing: then nobody has a mark."""
+    """What is marked of each device. A line that cannot be read may be the last of its device: then nothing is known,
+    and it is refused. What follows the last line break was cut short by a crash, before its message was sent."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -78,15 +79,18 @@ def read_marks(path: Path) -> dict[int, Marked]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Nothing was sent. See to the disk.") from error
     found: dict[int, Marked] = {}
-    try:
-        for line in lines[:-1]:  # what follows the last line break was cut short
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
             device, seq, samples, hash_, *more = json.loads(line)
             round_, task, is_check_in = (*more, *(0, "", 1)[len(more) :])
             mark = Mark(int(seq), int(samples), str(hash_), int(round_), str(task), bool(is_check_in))
             bytes.fromhex(mark.hash), bytes.fromhex(mark.task)
             found.setdefault(int(device), Marked(mark)).add(mark)
-    except (ValueError, TypeError, RecursionError):
-        return {}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LedgerError(
+                f"line {number} of {path} cannot be read: which message this device sealed last is not known. "
+                f"{LOST_MARKS}"
+            ) from error
     return found
 
 
@@ -111,8 +115,8 @@ class Marks:
             return
         try:
             if self._lines > MOST_LINES:
-                os.close(self._handle)
-                self._handle = self._renew()
+                before, self._handle = self._handle, self._renew()
+                os.close(before)
             else:
                 data = "".join(self._waiting).encode()
                 if os.write(self._handle, data) != len(data):
@@ -120,6 +124,7 @@ class Marks:
                 os.fsync(self._handle)
                 self._lines += len(self._waiting)
         except OSError as error:
+            self._lines = MOST_LINES + 1  # a part of a line may be there: the next one goes into a new file
             raise DataError(
                 f"{self._path} cannot be written: {error.strerror}. Nothing was sent. See to the disk and try again."
             ) from error

@@ -50,7 +50,7 @@ from crowdml.wire.statements import Statement
 if TYPE_CHECKING:
     from crowdml.device.runner import Clock, Commits
 
-__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "Publication", "Rounds", "drawn", "kept"]
+__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "Publication", "Rounds", "drawn", "has_said", "kept"]
 
 MASKED_KIND = MaskedMessage.kind
 MOST_REFUSALS = 3
@@ -106,6 +106,16 @@ def drawn(state: DeviceRound) -> Round:
     return kept(replace(state, sent=b""), b"")
 
 
+def has_said(body: bytes, kind: str) -> bool:
+    """Whether a device that keeps this of a round has said a message of this kind in it, or what comes after it."""
+    try:
+        phase = DeviceRound.decode(decode(_Kept, body).state).phase
+    except Refused:  # another release of this software wrote it: that round is over for this device
+        return True
+    order = list(SAID)
+    return order.index(phase) >= next(order.index(each) for each in order if KINDS.get(each) == kind)
+
+
 class Rounds:
     """The rounds of one device and one masked task."""
 
@@ -140,11 +150,21 @@ class Rounds:
         except Refused:  # another release of this software wrote it: that round is over for this device
             ledger.keep_round(terms.task, Round(self._last, None))
             self._phase = None
-        if self._phase not in (None, *DRAWN) and self._marked_round() >= self._last:
-            # The ledger knows of no draw in this round, and `given.log` does: it is an old copy. A second draw would
-            # wear the same masks, so this round is over for this device.
+        if self._is_behind():
+            # A second draw would wear the same masks, and a second agreement might name other survivors: so this
+            # round is over for this device.
             ledger.keep_round(terms.task, Round(self._last, None))
             self._phase = None
+
+    def _is_behind(self) -> bool:
+        """Whether `given.log` knows of a draw, an agreement or a reveal in this round that the ledger does not."""
+        if self._phase not in DRAWN:
+            return self._phase is not None and self._marked_round() >= self._last
+        marked = self._commit.marked(self._ledger.device)
+        mark = None if marked is None else marked.highest.get(self.terms.task.hex())
+        if mark is None or mark.round != self._last or mark.is_check_in or self._phase == REVEALED:
+            return False
+        return self._phase == MASKED or mark.hash != hashlib.sha256(self._state()[1]).hexdigest()
 
     def _marked_round(self) -> int:
         """The highest round of this task in which `given.log` knows of a draw; 0: it knows of none.

@@ -36,7 +36,8 @@ from crowdml.device.folder import Folder
 from crowdml.device.marks import Mark, Marked, Marks
 from crowdml.device.places import needs_place
 from crowdml.device.sources import Sample, SampleSource
-from crowdml.errors import ASK_FOR_STATEMENT, BudgetExhausted, CrowdmlError, LedgerError, ProtocolError
+from crowdml.device.statements import ROUND_KINDS, is_known, open_own, statement_path
+from crowdml.errors import ASK_FOR_STATEMENT, LOST_MARKS, BudgetExhausted, CrowdmlError, LedgerError, ProtocolError
 from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
 from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.losses import Loss
@@ -62,7 +63,7 @@ from crowdml.records import record
 from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
 from crowdml.texts import count_text
-from crowdml.wire.envelopes import LARGEST_ENVELOPE, open_signed, sign
+from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import Problem
@@ -395,6 +396,7 @@ class Runner:
         new_data: bool = False,
         offers: Offers | None = None,
         place: int = -1,
+        is_new: bool = False,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         if needs_place(task, protocol) and not 0 <= place < len(task.places):
@@ -427,8 +429,9 @@ class Runner:
         self._state: Any = protocol.device.start(task, Context(me=member.key.id, place=place)).state
         kept = _read_standing(member.ledger.state(task.hash))
         self._seq: int = kept.get("seq", 0)
-        self._taken = self._last_taken()
-        """Up to which number the server has messages that this ledger knows of; None: the ledger cannot know it."""
+        self._is_compared = is_new
+        """Whether the ledger was held against the last message that the server has of this device. A server that never
+        knew the device has none."""
         self._trips: int = kept.get("trips", self._seq)
         """Check-ins that were charged: which share of a schedule comes next. The server numbers messages, and could
         have one given twice if it numbered these."""
@@ -463,6 +466,8 @@ class Runner:
             await self._trust_ledger()
             await self._conditions()
             self._restore()  # first: what answers a refusal writes down how often the batch has served
+            if self.member.ledger.resend(self.task.hash) or (self._rounds is not None and self._rounds.drawn):
+                await self._compare_once()
             await self._send_outbox()
             if self._rounds is not None:
                 await self._in_rounds(self._rounds.finish())
@@ -504,6 +509,11 @@ class Runner:
                 f"the ledger {ledger.path} is older than `given.log` beside it: it does not know check-in "
                 f"{check_in.seq}, with which this device had given {check_in.samples} samples, and it knows of "
                 f"{ledger.samples_given()}. Nothing was sent. {ASK_FOR_STATEMENT}"
+            )
+        if commit.keeps_marks and marked is None and ledger.any_taken():
+            raise LedgerError(
+                f"`given.log` beside the ledger {ledger.path} names no message of this device, and the server has "
+                f"taken messages from it: whether this ledger is the newest is not known. {LOST_MARKS}"
             )
         if not commit.keeps_marks or sent is None or sent.hash is None:
             return
@@ -559,10 +569,14 @@ class Runner:
         self._serving = now
         self._room.set()
         if self._rounds is not None:
+            await self._conditions()
+            async with self.gate:
+                await self._compare_once()
             return await self._contribute_masked(self._rounds, now)
         await self._conditions()
         await self._pause()
         async with self.gate:
+            await self._compare_once()
             return await self._contribute(now)
 
     async def _drop(self, now: _Serving) -> None:
@@ -655,7 +669,7 @@ class Runner:
             raise Refused("refused", str(error)) from error
         except Problem as problem:
             if problem.slug == "totals-fell":
-                self._exhaust(f"{problem.detail} {_COPIED}")
+                await self._answer_fall(problem)
             raise _final(problem) from problem
 
     async def _draw(
@@ -1098,7 +1112,6 @@ class Runner:
         self._verify(message, answer.body)
         self._window(answer)
         await self.commit(partial(self.member.ledger.acknowledge, self.task.hash, message.waiting.seq, answer.body))
-        self._taken = message.seq
         self.counts.check_ins += 1
         self.counts.repeated += answer.status == 200
         self._refused_in_a_row = 0
@@ -1124,12 +1137,12 @@ class Runner:
 
     async def _answer_refusal(self, message: Outgoing, problem: Problem) -> None:
         expected = problem.extra.get("expected")
-        if problem.status == 409 and isinstance(expected, int) and 1 <= expected <= LARGEST_INTEGER:
+        if problem.status == 409 and type(expected) is int and 1 <= expected <= LARGEST_INTEGER:
             self._count_refusal(problem)
-            self._notice_copy(expected)
+            await self._notice_copy(expected)
             await self._renumber(message, expected)
         elif problem.slug == "totals-fell":
-            self._exhaust(f"{problem.detail} {_COPIED}")
+            await self._answer_fall(problem)
         elif problem.status in (413, 422) and problem.slug != "stale":  # that one is of a server that was put back
             self.counts.refused += 1
             raise Refused(
@@ -1152,32 +1165,73 @@ class Runner:
         if self._refused_in_a_row > MOST_REFUSALS:
             raise Refused("refused", f"The server refused {MOST_REFUSALS + 1} messages in a row: {problem}")
 
-    def _last_taken(self) -> int | None:
-        """The number of the last message that the server took, as far as the ledger knows; None: it began from a
+    # --- an older ledger ---
+
+    async def _compare_once(self) -> None:
+        """Before this process sends or draws anything: hold the ledger against what the server can prove."""
+        if not self._is_compared:
+            await self._compare()
+            self._is_compared = True
+
+    async def _compare(self) -> Signed | None:
+        """Stop for good where the server has a message of this device that its ledger does not know: the ledger is an
+        older copy. Otherwise that message; None where the server has none.
+
+        A server that was restored shows an older message, which the ledger knows.
+        """
+        ledger, key = self.member.ledger, self.member.key
+        try:
+            answer = await self._ask("GET", statement_path(key), signed=True)
+        except Problem as problem:
+            if problem.status in (404, 405) or problem.slug in ("unknown-device", "revoked", "withdrawn"):
+                return None  # it has none; of those that it knows no more, the next request says so
+            raise _final(problem) from problem
+        signed = open_own(answer.body, key)
+        if signed is None or is_known(ledger, signed, recovered=self.member.recovered):
+            return signed
+        self.member.exhaust()
+        raise BudgetExhausted(
+            f"The server has a message that this device signed when it had given {signed.statement.samples} samples, "
+            f"and its ledger, which knows of {ledger.samples_given()}, does not have it. {_COPIED}"
+        )
+
+    async def _notice_copy(self, expected: int) -> None:
+        """Stop where the server says that it has messages which this ledger does not know: a copy may have given them.
+
+        For good if it can show one that this device signed. Its number alone proves nothing: anyone on the way may have
+        written it. A server that was restored has fewer messages than the ledger knows, and the device goes on from
+        there.
+        """
+        shown, known = await self._compare(), self._highest_taken()
+        if known is None or expected - 1 <= known or self._is_number(shown, expected - 1):
+            return
+        raise Refused(
+            "refused",
+            f"The server says that it has {expected - 1} messages of this device for this task, and its ledger knows "
+            f"of {known}; it shows none that the ledger lacks. {_UNPROVEN}",
+        )
+
+    def _highest_taken(self) -> int | None:
+        """The highest number of a message that the server ever took, as far as the ledger knows; None: it began from a
         statement, which does not tell it of every task."""
         ledger = self.member.ledger
-        if receipt := ledger.last_receipt(self.task.hash):
-            return open_receipt(receipt).seq
+        if numbers := [open_receipt(each).seq for each in ledger.receipts(self.task.hash)]:
+            return max(numbers)
         if self.member.recovered:
             return None
         waiting = ledger.resend(self.task.hash)
         return _sealed(waiting[0]).seq - 1 if waiting else self._seq
 
-    def _notice_copy(self, expected: int) -> None:
-        """Stop where the server has messages that this ledger does not know: then another copy of it gave them.
+    def _is_number(self, shown: Signed | None, seq: int) -> bool:
+        """Whether this is the check-in of this task with that number."""
+        if shown is None or shown.envelope.kind in ROUND_KINDS:
+            return False
+        return (shown.envelope.task, shown.envelope.seq) == (self.task.hash, seq)
 
-        A server that was restored has fewer than the ledger knows, and the device goes on from there.
-        """
-        if self._taken is not None and expected - 1 > self._taken:
-            self._exhaust(
-                f"The server has {expected - 1} messages of this device for this task, and its ledger knows of "
-                f"{self._taken}. {_COPIED}"
-            )
-        self._taken = expected - 1
-
-    def _exhaust(self, sentence: str) -> NoReturn:
-        self.member.exhaust()
-        raise BudgetExhausted(sentence)
+    async def _answer_fall(self, problem: Problem) -> NoReturn:
+        """The server says that this device's totals fell: for good if it can show the message with the larger ones."""
+        await self._compare()
+        raise Refused("refused", f"{problem.detail} The server shows no message that the ledger lacks. {_UNPROVEN}")
 
     def _mark(self, digest: bytes, seq: int, statement: Statement, round_: int) -> tuple[int, Mark]:
         mark = Mark(seq, statement.samples, digest.hex(), round_, self.task.hash.hex())
@@ -1276,6 +1330,11 @@ _COPIED = (
     "So this folder is a copy of another one, or an older copy was put in its place, and samples may have been given "
     "that it does not count. From here this device gives nothing more. Go on in the folder that gave them; if there is "
     "none, join with another --folder, and with samples that were never given."
+)
+
+_UNPROVEN = (
+    "So nothing is proven, and this run ends here: what was charged waits as it is, and is sent first when the device "
+    "is started again. If it hears the same then, ask whoever runs the study."
 )
 
 _EXHAUSTED = (

@@ -502,6 +502,14 @@ class Ledger:
             ).fetchone()
             return row is not None
 
+    def any_taken(self) -> bool:
+        """Whether the server gave a receipt for any message of this device."""
+        with self._explained():
+            row = self._connection.execute(
+                "select 1 from outbox where device = ? and receipt is not null limit 1", (self.device,)
+            ).fetchone()
+            return row is not None
+
     def adopt(self, task: bytes, hash_: bytes) -> None:
         """Know a message that an earlier ledger of this device sealed, whose charges this one begins with."""
         with self._transaction("immediate"):

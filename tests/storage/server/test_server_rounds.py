@@ -156,11 +156,11 @@ def test_the_last_statement_is_what_a_device_said_after_its_vector(url):
         task = prepare(store)
         row = go_on(store, task, open_one(store, task), "mask", sharers=b"\xe0", publication=PUBLISHED)
         mask(store, task, 1, 0, 1)
-        first = store.statement(name(0))
-        store.take(task, [], [], [RoundMessage(1, name(0), "secagg/agreement/1", b"agreed", b"signed by 0")])
-        assert first != store.statement(name(0)) == b"signed by 0"
+        first, signed = store.statement(name(0)), check_in(0, 1, "agreed").signed
+        store.take(task, [], [], [RoundMessage(1, name(0), "secagg/agreement/1", b"agreed", signed)])
+        assert first != store.statement(name(0)) == signed
         end(store, task, row)
-        assert store.statement(name(0)) == b"signed by 0"
+        assert store.statement(name(0)) == signed
         assert store.statement(name(1)) is None, "its vector is gone, and it said nothing since"
         store.open_round(task, 2, NOW)
         mask(store, task, 2, 0, seq=2)
@@ -168,6 +168,21 @@ def test_the_last_statement_is_what_a_device_said_after_its_vector(url):
         store.take(task, [], [], [RoundMessage(2, name(0), "secagg/agreement/1", b"agreed", b"again")])
         store.withdraw(name(0), NOW)
         assert store.statement(name(0)) is None
+
+
+def test_the_last_statement_is_a_check_in_of_another_task_that_came_after_the_round(url):
+    """Review 3, privacy finding 1: what was said in a round hid every later check-in of another task."""
+    with Store(url) as store:
+        task = prepare(store)
+        other = store.add_task(b"another", "other", NOW)
+        row = go_on(store, task, open_one(store, task), "mask", sharers=b"\xe0", publication=PUBLISHED)
+        mask(store, task, 1, 0)
+        signed = check_in(0, 1, "agreed").signed
+        store.take(task, [], [], [RoundMessage(1, name(0), "secagg/agreement/1", b"agreed", signed)])
+        end(store, task, row)
+        later = check_in(0, 1, task=other, samples=20)
+        store.append(other, [later])
+        assert store.statement(name(0)) == later.signed
 
 
 def test_devices_that_are_left_out_are_forgotten_and_the_next_round_opens_with_the_cohort(url):
