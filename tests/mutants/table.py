@@ -2376,8 +2376,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "portal: rows that are sent count as new without the box",
         "server/portal/validating.py",
-        '    is_new = visit.form.get("new_rows") == "yes"\n',
-        "    is_new = True\n",
+        '        is_new = visit.form.get("new_rows") == "yes"\n',
+        "        is_new = True\n",
         "tests/portal/test_validate_upload.py::"
         "test_beside_rows_that_nobody_knows_the_page_asks_whether_these_are_new[sqlite]",
     ),

@@ -201,13 +201,13 @@ def validate(
             report.finish({"name": stored.name, "hash": hash_.hex(), "validation": None})
             return
         found = from_canonical(stored.canonical)
-        rows = read_rows(found, data)
         paid = None if epsilon is None else exact(epsilon), None if budget is None else exact(budget)
-        keep_rows(store, found, rows, Terms(Path(data).name, *paid, every), utc_now(), new_rows=new_rows)
-        store.record("validated", utc_now(), f"on {len(rows):,} rows of {Path(data).name}", hash_)
+        terms = Terms(Path(data).name, *paid, every)
+        count = keep_rows(store, found, read_rows(found, data), terms, utc_now(), new_rows=new_rows).count
+        store.record("validated", utc_now(), f"on {count:,} rows of {Path(data).name}", hash_)
         seen = watched(store, found)
     assert seen is not None
-    report.line(f"Task {stored.name} is validated on {len(rows):,} rows of {Path(data).name}. {seen.promise()}")
+    report.line(f"Task {stored.name} is validated on {count:,} rows of {Path(data).name}. {seen.promise()}")
     left = seen.found.left
     if left is not None:
         report.line(f"{count_text(left, 'look')} left; the last is kept for the end of the task.")

@@ -92,7 +92,7 @@ DISTANCES = "about how far off the model is on the operator's own data"
 # --- which tasks, which rows ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OwnRows(Samples):
     """Rows of the operator's own, as the model is tried on them. They are known and charged by what was read."""
 
@@ -286,6 +286,7 @@ def keep_rows(store: Store, task: Task, rows: OwnRows, terms: Terms, at: str, *,
     count, dimension = rows.x.shape
     data = b"".join(np.ascontiguousarray(each, "<f4").data for each in (rows.x, rows.y))
     read = None if rows.read is rows.x else rows.read.astype("<f4").tobytes()
+    del rows  # where nobody else has them they are not in memory twice while they are written
     return attach(store, task.hash, count, dimension, data, terms, at, read=read, new_rows=new_rows)
 
 

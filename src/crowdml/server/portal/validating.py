@@ -67,13 +67,13 @@ def _keep(visit: Visit, task: Task, data: bytes, terms: Terms) -> int:
     with tempfile.TemporaryDirectory(prefix="crowdml-rows-") as folder:
         path = Path(folder) / terms.name
         path.write_bytes(data)
+        is_new = visit.form.get("new_rows") == "yes"
         try:
-            rows = read_rows(task, str(path))
-        except CrowdmlError as error:  # it names the file where it lay
+            return keep_rows(
+                visit.store, task, read_rows(task, str(path)), terms, visit.hub.clock(), new_rows=is_new
+            ).count
+        except DataError as error:  # it names the file where it lay
             raise DataError(str(error).replace(str(path), terms.name)) from None
-    is_new = visit.form.get("new_rows") == "yes"
-    keep_rows(visit.store, task, rows, terms, visit.hub.clock(), new_rows=is_new)
-    return len(rows)
 
 
 def _terms(form: Any, name: str) -> Terms:
