@@ -58,7 +58,7 @@ def test_a_task_and_data_that_do_not_fit_are_refused(tmp_path: Path):
     assert "3 classes" in refused("simulate", "digits012", "--data", "digits")
     assert "no data set is called 'moon'" in refused("simulate", "digits012", "--data", "moon")
     assert "delay" in refused("simulate", "digits012", "--delay", "soon")
-    assert "0 devices" in refused("simulate", "digits012", "--devices", "0")
+    assert "0 is not in the range" in crowdml("simulate", "digits012", "--devices", "0").err
     assert "nobody would check in" in refused("simulate", "digits012", "--devices", "100")
     assert "whose its rows are" in refused("simulate", "digits012", "--population", "by_user")
     path = tmp_path / "own.toml"

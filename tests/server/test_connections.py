@@ -357,14 +357,14 @@ def test_the_largest_body_is_that_of_the_largest_message() -> None:
 def half_sent(server: Running, size: int) -> socket.socket:
     where = server.line()
     line = socket.create_connection((where.host, where.port), timeout=20)
-    line.sendall(f"POST {PATH}/check-in HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n".encode() + bytes(size))
+    line.sendall(f"POST {PATH}/check-in HTTP/1.1\r\nHost: x\r\nContent-Length: 12000\r\n\r\n".encode() + bytes(size))
     return line
 
 
 def test_requests_half_sent_are_bounded_and_whole_ones_pass(tmp_path: Path) -> None:
-    with serving(tmp_path, TASK, limits=Limits(bodies=150_000)) as server:
+    with serving(tmp_path, TASK, limits=Limits(bodies=75_000)) as server:
         device = server.device()
-        lines = [half_sent(server, 20_000) for _ in range(8)]
+        lines = [half_sent(server, 10_000) for _ in range(8)]
         try:
             refused, _, _ = select.select(lines, [], [], 20)
             assert refused[0].recv(12) == b"HTTP/1.1 503"
@@ -375,7 +375,7 @@ def test_requests_half_sent_are_bounded_and_whole_ones_pass(tmp_path: Path) -> N
 
         def is_waited_for() -> bool:
             """Whether there is room again: then the rest is read, and is no envelope."""
-            with half_sent(server, 29_999) as line:
+            with half_sent(server, 11_999) as line:
                 try:
                     line.sendall(b"x")
                     return line.recv(12) == b"HTTP/1.1 400"

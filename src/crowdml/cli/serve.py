@@ -73,7 +73,7 @@ ONLY_HERE = (
 )
 @click.option("--snapshot-every", type=Whole(1, MANY), default=None, show_default="2000",
               help="Check-ins of a task between snapshots.")  # fmt: skip
-@click.option("--free-space", type=Number(0, MANY), default=None, show_default="64",
+@click.option("--free-space", type=Number(0, 2**50), default=None, show_default="64",
               help="MiB free on the disk below which nothing new is taken (507).")  # fmt: skip
 @json_option
 def serve(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SHIPPED_DATA = {
     "admm-adult": "adult",
     "demo": "digits",
+    "digits-gram": "digits",
     "digits-masked": "digits",
     "digits-mlp": "digits",
     "gram-mnist": "mnist-pixels",
