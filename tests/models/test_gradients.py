@@ -247,7 +247,7 @@ def test_every_kind_can_be_made_by_its_name():
         (("linear", 3, 4), {}, "predicts a number, but 4 classes"),
         (("softmax", 0, 4), {}, "dimension = 0"),
         (("softmax", 3, 4), {"width": 1.0}, "no setting 'width'. It has none"),
-        (("linear", 3, None), {"depth": 1}, "no setting 'depth'. Did you mean 'width'? Its settings are width, tolerance, bound, bins"),
+        (("linear", 3, None), {"depth": 1}, "Did you mean 'width'? Its settings are width, tolerance, bound, bins"),
         (("linear", 3, None), {"width": 0.0}, "width = 0.0 is not"),
         (("smooth-svm", 3, 2), {"width": 0.0}, "width = 0.0 is not"),
         (("svm", 3, 2), {"width": 1.0}, "no setting 'width'. Its settings are bias"),
