@@ -291,7 +291,7 @@ def test_a_place_is_named_by_its_name_or_its_number_and_kept_for_good():
     with pytest.raises(TaskError, match=r"Say --place with one of: 0 corner 0; 1 corner 1; .*; 4 corner 4\."):
         find_place(STREET, PROTOCOL, None, None)
     for wanted in ("5", "-1", "corner", "１"):
-        with pytest.raises(TaskError, match=r"there is no such place\. Nothing was sent\."):
+        with pytest.raises(TaskError, match=r"there is no such place\.( Did you mean .*\?)? Nothing was sent\."):
             find_place(STREET, PROTOCOL, wanted, None)
     with pytest.raises(TaskError, match=r"stands at 'corner 2', and stays there"):
         find_place(STREET, PROTOCOL, "1", 2)

@@ -531,7 +531,7 @@ def test_a_batch_whose_owner_allows_fewer_uses_makes_room_for_the_next(tmp_path)
 
 def kill_in_rounds(tmp_path: Path, kills: int, seed: int, waits: str) -> None:
     """Four devices that live, and one that is killed again and again and restarted each time."""
-    task = masked_task("killed", uses=2, lease=1.5, window=1.5, samples=10**6)
+    task = masked_task("killed", uses=2, lease=1.5, window=1.5, samples=20_000)
     here = Path(__file__)
     paths = [str(Path(crowdml.__file__).parents[1]), str(here.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
