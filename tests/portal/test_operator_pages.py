@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from cli_runner import crowdml
 from crowd import Crowd, open_crowd
 from desk import Desk, set_up, token_of
 from device import TEXT, Device, make_task, serving
@@ -686,7 +687,20 @@ def test_a_draft_of_a_task_that_ended_by_its_own_rule_does_not_start_it_again(tm
         page = desk.post("/operator/tasks/file", text=TEXT.format(name="one", steps=1))
         draft = page.address.removeprefix(crowd.base)
         assert draft.startswith(f"/operator/drafts/{task.hash.hex()[:12]}")
-        assert desk.post(f"{draft}/start").status == 409
+        assert "No device sees it yet" not in page.text, "for devices have seen this very task"
+        assert "starting it lets it go on" not in page.text
+        assert "Start the task" not in page.text
+        refused = desk.post(f"{draft}/start")
+        said = f"It has ended: {hub.runners[task.hash].reason}. Change something in it to run it again."
+        assert refused.status == 409
+        assert said in refused.text
+        refused = desk.post(f"/operator/tasks/{task.hash.hex()[:12]}/state", to="run")
+        assert refused.status == 409
+        assert said in refused.text, "a conflict says itself what stands in the way"
+        assert hub.states[task.hash] == "stopped"
+        again = crowdml("task", "start", task.name, "--folder", str(tmp_path / "data"))
+        assert again.code == 1
+        assert said.replace("It has", f"Task {task.name} has") in " ".join(again.err.split())
         assert hub.states[task.hash] == "stopped"
         running.hub._writer.submit(hub.store.set_state, task.hash, "running", utc_now()).result(20)  # another command
         running.hub._writer.submit(hub._follow).result(20)

@@ -23,6 +23,7 @@ from crowdml.secagg.messages import Advert, Masked, open_message
 from crowdml.secagg.messages import encode as pack_secagg
 from crowdml.server import rounds as server_rounds
 from crowdml.server.export import export_model
+from crowdml.server.hub import utc_now
 from crowdml.server.limits import Limits
 from crowdml.server.runner import Fold
 from crowdml.server.sizes import largest_masked, largest_message
@@ -305,7 +306,12 @@ def test_a_task_stops_after_its_totals_and_its_open_rounds_are_abandoned(tmp_pat
         (device,) = crowd(server, task, 1)
         assert (device.ask().status, device.ask().slug) == (410, "task-stopped")
         assert server.hub.runners[task.hash].reason == "2 cohorts have been added up"
+        assert rounds.counts == {"summed": 2}, "nobody came to the third"
+        server.hub._writer.submit(server.hub.store.set_state, task.hash, "running", utc_now()).result(20)  # a command
+        server.hub._writer.submit(server.hub._follow).result(20)
+        assert (server.hub.states[task.hash], rounds.newest) == ("stopped", 3), "no round is opened after the end"
     with serving(tmp_path, limits=MANY) as server:
+        assert server.hub.rounds(task.hash).counts == {"summed": 2}
         assert server.hub.states[task.hash] == "stopped"
         assert server.hub.runners[task.hash].totals == 2
         assert not server.hub.rounds(task.hash).active

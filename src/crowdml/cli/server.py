@@ -123,7 +123,7 @@ def _change(
     json_path: str | None,
     closed: bool | None = None,
 ) -> None:
-    from crowdml.server.hub import check_hosted, utc_now
+    from crowdml.server.hub import check_hosted, utc_now, why_ended
     from crowdml.task import from_canonical
 
     report = Report(json_path)
@@ -133,6 +133,8 @@ def _change(
         assert standing is not None
         if state == "running":  # one that an earlier version accepted may be refused by now
             check_hosted(from_canonical(standing.canonical))
+            if standing.state in ("paused", "stopped") and (why := why_ended(store, standing.canonical)) is not None:
+                raise OutputError(f"Task {standing.name} has ended: {why}. Change something in it to run it again.")
         if closed is not None:  # before it runs: a closed task is never open, not even for a moment
             store.set_closed(hash_, closed, utc_now())
             store.record("closed" if closed else "opened", utc_now(), "by the command line", hash_)

@@ -75,6 +75,11 @@ def check_hosted(task: Task, most: int = LARGEST_CHECK_IN) -> None:
     Fold(task)
 
 
+def why_ended(store: Store, canonical: bytes) -> str | None:
+    """Why this task of the store has ended, from its journal; None if it may go on. Nothing is written."""
+    return TaskRunner(store, canonical, Key.generate(), utc_now).reason  # this key signs nothing
+
+
 def code_hash(code: str) -> bytes:
     """Codes are long random texts, so a plain hash keeps them. A capital is its small letter, for people type them."""
     return hashlib.sha256(b"crowdml/invitation/1" + code.strip().lower().encode()).digest()
@@ -187,11 +192,11 @@ class Hub:
         return runner
 
     def _look_after_rounds(self, runner: TaskRunner) -> None:
-        """A running task has an open round, a stopped one none at all. One that pauses keeps what it has."""
+        """A running task has an open round, a stopped or ended one none at all. One that pauses keeps what it has."""
         if runner.rounds is None:
             return
         state = self.states[runner.task.hash]
-        if state == "running":
+        if state == "running" and runner.reason is None:
             runner.rounds.open()
         elif state == "stopped":
             runner.rounds.abandon_all("the task was stopped")

@@ -128,7 +128,7 @@ class Rounds:
             row.number: row for row in reversed(store.rounds(task, RECENT)) if row.number not in self.active
         }
         self.counts = store.round_counts(task)
-        """Rounds that ended: 'summed', and abandoned ones by their cause."""
+        """Rounds that ended and to which some device came: 'summed', and abandoned ones by their cause."""
 
     # --- from disk ---
 
@@ -473,8 +473,9 @@ class Rounds:
 
     def _forget(self, row: RoundRow) -> None:
         self.active = {number: each for number, each in self.active.items() if number != row.number}
-        what = row.cause or "summed"
-        self.counts[what] = self.counts.get(what, 0) + 1
+        if row.devices:
+            what = row.cause or "summed"
+            self.counts[what] = self.counts.get(what, 0) + 1
         self.survived += row.survived if row.phase == SUMMED else 0
         ended = {**self.ended, row.number: row}
         if len(ended) > RECENT:

@@ -210,7 +210,7 @@ async def page(visit: Visit) -> Response:
 
 
 async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int = 200) -> Response:
-    runs = simulations(visit.request)
+    runs, hosted = simulations(visit.request), visit.hub.runners.get(draft.task.hash)
     run = runs.of(draft.id)
     datasets = await visit.read(suitable_data, draft.task)
     crowds = {name: fitting_crowd(draft.task, name) for name in datasets}
@@ -236,7 +236,8 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         labels=_labels(),
         form=form,
         flaws=flaws,
-        hosted=draft.task.hash in visit.hub.runners,
+        hosted=hosted is not None,
+        ended=None if hosted is None else hosted.reason,
         batch=find(draft.task).batch(draft.task),
     )
 
@@ -284,7 +285,7 @@ async def start(visit: Visit) -> Response:
     hub, hash_ = visit.hub, draft.task.hash
     closed, known = visit.form.get("closed") == "yes", hub.runners.get(hash_)
     if known is not None and known.reason is not None:
-        raise Problem("conflict", f"This very task is here, and has ended: {known.reason}.")
+        return await _page(visit, draft, {}, 409)
     try:
         await hub.add_task(draft.task, "paused", closed=closed)
     except TaskError as error:  # a draft that an earlier version accepted

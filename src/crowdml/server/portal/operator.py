@@ -108,7 +108,7 @@ async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: 
         task=hosted.task,
         price=await visit.read(price, hosted.task),
         cohorts=cohorts_of(visit.hub, hosted.task),
-        rounds=visit.hub.round_figures(hash_, 12),
+        rounds=[each for each in visit.hub.round_figures(hash_, 12) if each.devices or each.phase != "abandoned"],
         canonical=hosted.task.canonical.decode(),
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},
@@ -133,7 +133,7 @@ async def change_state(visit: Visit) -> Response:
     if state is None:
         raise Problem("invalid-form", "A task is asked to run, pause or stop.")
     if hosted.reason is not None and state != "stopped":
-        raise Problem("conflict", f"The task has ended: {hosted.reason}.")
+        raise Problem("conflict", f"It has ended: {hosted.reason}. Change something in it to run it again.")
     if state == "paused" and hosted.state == "stopped":
         raise Problem("conflict", "The task is stopped: there is nothing to pause.")
     await visit.hub.set_state(hosted.task.hash, state, f"by {visit.name}")

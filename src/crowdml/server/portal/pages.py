@@ -121,7 +121,10 @@ def wants_page(scope: Scope) -> bool:
 
 
 def error_page(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Response:
-    """A refusal as a page: what happened and what to do, in the reader's language."""
+    """A refusal as a page: what happened and what to do, in the reader's language.
+
+    Only operators meet a conflict. Its own sentence, in English as their pages are, says what stands in the way.
+    """
     request = Request(scope)
     said = language(request)
     name = problem.slug if f"error.{problem.slug}.title" in said.sentences else _general(problem.status)
@@ -133,7 +136,7 @@ def error_page(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Re
         problem.status,
         {**headers, "Cache-Control": "no-store"},
         title=said(f"error.{name}.title"),
-        text=said(f"error.{name}.text"),
+        text=problem.detail if name == "conflict" else said(f"error.{name}.text"),
         wait=problem.retry_after,
         number_of_request=headers.get("Crowdml-Request", ""),
     )

@@ -146,7 +146,8 @@ def cohorts_of(hub: Hub, task: Task) -> Cohorts | None:
     if runner is None or runner.rounds is None:
         return None
     counts = runner.rounds.counts
-    over = tuple(each for each in hub.round_figures(task.hash) if each.phase in ("summed", "abandoned"))
+    known = hub.round_figures(task.hash)
+    over = tuple(each for each in known if each.phase in ("summed", "abandoned") and each.devices)
     abandoned = sum(many for how, many in counts.items() if how != "summed")
     return Cohorts(counts.get("summed", 0), abandoned, over)
 

@@ -264,11 +264,14 @@ class Rounds(Journal):
         return [_row(row) for row in rows]
 
     def round_counts(self, task_hash: bytes) -> dict[str, int]:
-        """How many of the rounds that are kept were summed ('summed'), and abandoned, by their cause."""
+        """How many of the rounds that are kept were summed ('summed'), and abandoned, by their cause.
+
+        A round to which no device came is not counted: one is always open, also when a task ends.
+        """
         query = (
             sa.select(round_.c.cause, sa.func.count())
             .join(task, task.c.number == round_.c.task)
-            .where(task.c.hash == task_hash, round_.c.ended_at.is_not(None))
+            .where(task.c.hash == task_hash, round_.c.ended_at.is_not(None), round_.c.devices > 0)
             .group_by(round_.c.cause)
         )
         with self.reading() as connection:
