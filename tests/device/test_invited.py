@@ -151,6 +151,45 @@ def test_a_device_that_joined_goes_on_with_its_used_up_code(server: LoopbackServ
     assert used(server, code) == 1
 
 
+@pytest.mark.parametrize("command", ["join", "fleet"])
+def test_a_refused_join_leaves_a_joined_folder_as_it_was(server: LoopbackServer, source: str, command: str):
+    """A newcomer's trial, owner 1: a study that the code does not open stayed among the accepted ones."""
+    link = f"{server.address}/join/{code_for(server, CITY.hash)}"
+    more = ("--devices", 1) if command == "fleet" else ()
+    first = (command, link, "--source", source, "--yes", "--check-ins", 1, "--folder", "mine", *more)
+    assert crowdml(*first).exit_code == 0
+    kept = sorted((each, each.read_bytes()) for each in Path("mine").glob("**/*.json"))
+    for wanted in ("town", "citi"):
+        refused = crowdml(*first, "--task", wanted)
+        assert refused.exit_code == 1
+        assert f"The code admits to no study called '{wanted}'." in refused.stderr
+        assert refused.stderr.strip().endswith(f"It admits to: city ({CITY.hash.hex()[:12]}).")
+        assert refused.stdout == "", "no consent is shown for what cannot be joined"
+    assert sorted((each, each.read_bytes()) for each in Path("mine").glob("**/*.json")) == kept
+    assert crowdml(*first).exit_code == 0
+
+
+def test_a_consent_is_taken_back_where_the_server_then_refuses_the_device(
+    server: LoopbackServer, source: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A newcomer's trial, owner 1. The code is used up by others between the question and the enrolment."""
+    from crowdml.cli import device as commands
+
+    assert crowdml("join", server.address, code_for(server, CITY.hash), "--source", source, "--yes").exit_code == 0
+    code = code_for(server, TOWN.hash)
+    shown = commands._show
+
+    def show_and_end(*arguments: object, **options: object) -> None:
+        shown(*arguments, **options)
+        server.hub.store.end_invitation(code_hash(code), "2020-01-31T12:00:00+00:00")
+
+    monkeypatch.setattr(commands, "_show", show_and_end)
+    refused = crowdml("join", server.address, code, "--source", source, "--yes")
+    assert (refused.exit_code, "ended on 2020-01-31" in refused.stderr) == (1, True)
+    assert [each.name for each in Folder("crowdml-device").consents().values()] == ["city"]
+    assert [each.stem for each in Path("crowdml-device/tasks").iterdir()] == [CITY.hash.hex()]
+
+
 def test_a_link_is_taken_apart_as_it_was_copied():
     for link in ("http://a.example:80/join/k7qd-3m9x", "http://a.example:80/join/k7qd-3m9x/?lang=de"):
         assert read_link(link, None) == ("http://a.example:80", "k7qd-3m9x")

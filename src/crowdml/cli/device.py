@@ -360,6 +360,8 @@ class Attempt:
     def __init__(self, home: Folder) -> None:
         self.home = home
         self.fleet: Fleet | None = None
+        self.accepted: str | None = None
+        """The hash of a task that was accepted in this attempt, and not before."""
 
     @contextmanager
     def joining(self) -> Generator[None]:
@@ -371,6 +373,8 @@ class Attempt:
                 known = self.home.joined or (self.fleet is not None and self.fleet.asked)
                 if new and not known and self.home.path.exists():
                     self.home.erase()  # what the server may have heard of is kept, to go on from
+                elif self.accepted is not None and not (self.fleet is not None and self.fleet.asked):
+                    self.home.forget(self.accepted)
                 if isinstance(error, KeyboardInterrupt) and self.home.joined:
                     raise KeyboardInterrupt(GO_ON) from None
                 raise
@@ -458,6 +462,7 @@ async def _welcome(
     import getpass
     from dataclasses import replace
 
+    from crowdml.device.client import Unreachable
     from crowdml.device.fleet import Fleet
     from crowdml.device.folder import offer
     from crowdml.device.joining import choose_task, enrol_device, fetch_task, pinned, withdraw
@@ -467,10 +472,16 @@ async def _welcome(
     clock, early, invited = Clock(), None, None
     known = home.consents()
     remembered = [hash_ for hash_, each in known.items() if wanted in (None, each.name) or hash_ == wanted]
-    if home.joined and len(remembered) == 1:
-        task, protocol = home.accepted(bytes.fromhex(remembered[0]))  # a server that is away does not stop us here
+    if not home.joined or wanted is None or len(remembered) != 1:
+        try:
+            invited = await _admitted(client, home, code, devices, single=single)
+            remembered = [each.hash for each in invited.tasks if each.hash in remembered]
+        except (Unreachable, Problem):
+            if not home.joined or len(remembered) != 1:
+                raise  # else the enrolment says it, for the study that this folder has joined
+    if invited is None or (home.joined and len(remembered) == 1):
+        task, protocol = home.accepted(bytes.fromhex(remembered[0]))
     else:
-        invited = await _admitted(client, home, code, devices)
         chosen = choose_task(invited.tasks, wanted)
         hash_ = bytes.fromhex(chosen.hash)
         try:
@@ -499,14 +510,15 @@ async def _welcome(
         raise
     if shown.task not in known:
         by = "--yes" if yes else getpass.getuser()
+        attempt.accepted = shown.task
         home.accept(task, replace(shown, by=by, at=clock.utc()))
     attempt.fleet = Fleet(home, client, task, protocol, devices=devices, single=single, clock=clock)
     return attempt.fleet, prepared
 
 
-async def _admitted(client: Client, home: Folder, code: str, devices: int) -> Invited:
+async def _admitted(client: Client, home: Folder, code: str, devices: int, *, single: bool) -> Invited:
     """What the code admits to. For a folder that joined already a used-up code still opens what it opened then."""
-    from crowdml.device.joining import Invited, check_invitation, list_tasks
+    from crowdml.device.joining import Invited, admitted_tasks, check_invitation
     from crowdml.wire.problems import Problem
 
     try:
@@ -514,7 +526,7 @@ async def _admitted(client: Client, home: Folder, code: str, devices: int) -> In
     except Problem as problem:
         if problem.slug != "invitation" or not home.joined:
             raise
-        return Invited(tuple(await list_tasks(client)))
+        return Invited(tuple(await admitted_tasks(client, home.key(None if single else 0), code)))
     if invited.left is not None and invited.left < devices and not home.joined:
         raise OutputError(
             f"The code lets in {count_text(invited.left, 'more device')}, and these are {devices:,}. Nothing was sent. "

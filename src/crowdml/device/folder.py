@@ -284,6 +284,11 @@ class Folder:
         self._replace(Path("tasks") / f"{shown.task}.json", task.canonical)
         self._write(CONSENT, {**self._read(CONSENT), shown.task: asdict(shown)})
 
+    def forget(self, hash_: str) -> None:
+        """Drop a consent whose join was refused, and its task: nothing was given under it."""
+        self._write(CONSENT, {known: each for known, each in self._read(CONSENT).items() if known != hash_})
+        (self.path / "tasks" / f"{hash_}.json").unlink(missing_ok=True)
+
     def consents(self) -> dict[str, Consent]:
         found: dict[str, dict[str, Any]] = self._read(CONSENT)
         return {hash_: replace(Consent(**each), promises=tuple(each["promises"])) for hash_, each in found.items()}

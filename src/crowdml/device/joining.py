@@ -29,6 +29,7 @@ from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, check_
 __all__ = [
     "Invited",
     "Listed",
+    "admitted_tasks",
     "check_invitation",
     "choose_task",
     "claim_place",
@@ -175,14 +176,29 @@ async def fetch_task(
 
 async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> tuple[Enrolled, bool]:
     """POST /v1/devices, and whether the server never knew this key. The same key again changes nothing."""
-    body, signature = enrol(key, code, (task.hex(),))
+    enrolled, is_new = await _enrol(client, key, code, (task.hex(),))
+    if task.hex() not in enrolled.tasks:
+        raise CrowdmlError(f"The invitation does not admit this device to task {task.hex()[:12]}. Nothing was sent.")
+    return enrolled, is_new
+
+
+async def admitted_tasks(client: Client, key: Key, code: str) -> list[Listed]:
+    """The tasks that a device may take part in which joined with this code before; any other device is refused.
+
+    For a code that is used up or has ended: it opens nothing new then, and asking changes nothing.
+    """
+    admitted = (await _enrol(client, key, code, ()))[0].tasks
+    listed = {each.hash: each for each in await list_tasks(client)}
+    return [listed.get(each) or Listed(each, each[:12], "", "") for each in admitted]
+
+
+async def _enrol(client: Client, key: Key, code: str, tasks: tuple[str, ...]) -> tuple[Enrolled, bool]:
+    body, signature = enrol(key, code, tasks)
     headers = {"Content-Type": "application/msgpack", "Crowdml-Signature": signature}
     answer = await client.request("POST", "/v1/devices", body, headers, largest=LARGEST_ENROLMENT)
     enrolled = open_enrolled(answer.body)
     if enrolled.device != key.id:
         raise CrowdmlError(f"The server enrolled device {enrolled.device}, and this one is {key.id}. Nothing was sent.")
-    if task.hex() not in enrolled.tasks:
-        raise CrowdmlError(f"The invitation does not admit this device to task {task.hex()[:12]}. Nothing was sent.")
     return enrolled, answer.status == 201
 
 
