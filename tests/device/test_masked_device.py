@@ -645,7 +645,14 @@ def test_a_masked_fleet_asks_before_it_draws_and_one_that_was_put_back_gives_not
         shutil.copytree(home.path, tmp_path / "copy")
         assert run(home, server.address, None, task, samples[:50], devices=5)[1].check_ins == 5
         copy = Folder(tmp_path / "copy")
+
+        def begun() -> list[int]:
+            with copy.ledger() as ledger:
+                return [ledger.of(number).round(task.hash).number for number in range(5)]
+
+        before = begun()
         _, summary = run(copy, server.address, None, task, samples, devices=5)
+        assert begun() == before, "none went into another round"
         assert (summary.check_ins, summary.endings) == (0, {"budget": 5})
         assert "had given 10 samples, and its ledger, which knows of 5" in summary.reason
         assert server.hub.rounds(task.hash).counts == {"summed": 2}

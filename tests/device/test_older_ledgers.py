@@ -263,6 +263,16 @@ def test_a_device_that_the_server_never_knew_asks_nothing_and_one_that_is_restar
     assert between.asked == ["statement", *["publication", "check-in"] * 2]
 
 
+def test_a_device_asks_before_it_sends_what_waits(server, tmp_path, between):
+    """Also where it has drawn in a round: a copy would agree in it a second time."""
+    home = joined(tmp_path, TASK)
+    run(home, server.address, server.code, TASK, rows(10))
+    kill_at(home, server, "charged", rows(15))
+    between.asked.clear()
+    assert run(home, server.address, None, TASK, rows(15))[1].check_ins == 1
+    assert between.asked == ["statement", "check-in"]
+
+
 def test_a_device_that_cannot_ask_waits_and_draws_nothing_meanwhile(server, tmp_path, between):
     home = joined(tmp_path, TASK)
     run(home, server.address, server.code, TASK, rows(10))

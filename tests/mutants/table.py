@@ -1071,6 +1071,20 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{OLDER}test_a_whole_folder_that_was_put_back_gives_nothing_to_any_task",
     ),
     Mutant(
+        "older ledgers: a masked device asks after it went into a round",
+        "device/runner.py",
+        "            async with self.gate:\n                await self._compare_once()\n",
+        "",
+        f"{DEVICE}test_a_masked_fleet_asks_before_it_draws_and_one_that_was_put_back_gives_nothing",
+    ),
+    Mutant(
+        "older ledgers: what waits is sent before anybody asks",
+        "device/runner.py",
+        "                await self._compare_once()\n            await self._send_outbox()\n",
+        "                pass\n            await self._send_outbox()\n",
+        f"{OLDER}test_a_device_asks_before_it_sends_what_waits",
+    ),
+    Mutant(
         "older ledgers: a device that joins again is taken for a new one",
         "device/joining.py",
         "return enrolled, answer.status == 201",
