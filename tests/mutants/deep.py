@@ -33,8 +33,11 @@ CORE = tuple(
 )
 MASKED_SERVER = ("tests/server/test_masked_rounds.py", "tests/server/test_masked_phases.py")
 MASKED_DEVICE = ("tests/device/test_round_marks.py", "tests/device/test_masked_device.py")
-RUNNER = ("tests/device/test_runner.py", "tests/device/test_device_commands.py")
-LEDGER = tuple(f"tests/storage/test_{name}.py" for name in ("spans", "ledger", "ledger_memory", "ledger_masked"))
+RUNNER = tuple(f"tests/device/test_{name}.py" for name in ("older_ledgers", "verification", "runner"))
+LEDGER = tuple(
+    f"tests/storage/test_{name}.py"
+    for name in ["ledger_guards", "spans", "ledger", "ledger_memory", "ledger_masked", "ledger_crash", "erased"]
+)
 
 FAST = ("-m", "not slow and not kill and not postgres and not browser")
 

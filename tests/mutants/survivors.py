@@ -11,6 +11,21 @@ LIVENESS = (
 
 SIGNATURES = "Only saves verifying more signatures than the quorum needs."
 
+REMEMBERED = "Only more work: the ledger reads again, or works out again, what it remembers. The answer is the same."
+FORGETS = "Only how much is remembered: a table of answers that are worked out again is emptied more often, or never."
+SAME = "The longer way to the same answer."
+WORDS = "Only a sentence for people, or the number in it."
+LIVENESS_OF_ROUND = (
+    "Only whether the device goes on with this round or leaves it, and how soon. What it may say in a round is held "
+    "by `secagg/device.py`, and the draw by the ledger."
+)
+AFTER_ITS_DRAW = "Shares are heard before the draw, and a device without one (`finish`) goes on after its draw alone."
+STILL_WAITS = "The batch of a round that ended before the draw is not charged: it waits, and goes into a later round."
+NO_ROUND = "Writes once more that no round is under way."
+ON_DISK = "A round with a phase is on disk: the assertion below would say otherwise."
+NUMBERED = "`secagg/device.py` refuses a message of another round by the number inside it."
+AGAIN = "The device sends the same bytes once more than it needs to, which is free."
+
 SURVIVORS: dict[str, str] = {
     "secagg/cohort.py read_roster: len(data) <= COMPLETE * ENTRY -> False": CACHE,
     "secagg/cohort.py read_roster: len(data) <= COMPLETE * ENTRY -> True": CACHE,
@@ -23,4 +38,58 @@ SURVIVORS: dict[str, str] = {
     "secagg/server.py _rebuild: owner not in found -> True": WORK,
     "secagg/server.py _rebuild: owner not in found #2 -> True": WORK,
     "secagg/server.py _rebuild: len(shown[owner]) > threshold -> True": WORK,
+    "storage/ledger.py Ledger._add: total not in known -> True": REMEMBERED,
+    "storage/ledger.py Ledger._any_masked: row is not None -> True": SAME,
+    "storage/ledger.py Ledger._check_one: a <= top[0] <= b -> True": WORDS,
+    "storage/ledger.py Ledger._check_one: budget.task is None #2 -> False": WORDS,
+    "storage/ledger.py Ledger._check_one: budget.task is None #2 -> True": WORDS,
+    "storage/ledger.py Ledger._check_one: new == step.size -> False": SAME,
+    "storage/ledger.py Ledger._front_of: first is None -> False": SAME,
+    "storage/ledger.py Ledger._front_of: front is None -> True": REMEMBERED,
+    "storage/ledger.py Ledger._know: task not in self._shared.tasks -> True": REMEMBERED,
+    "storage/ledger.py Ledger._look_round: version != self._shared.version -> True": REMEMBERED,
+    "storage/ledger.py Ledger._next_seq: task not in self._memory.seq -> True": REMEMBERED,
+    "storage/ledger.py Ledger._next_serial: serial is None -> True": REMEMBERED,
+    "storage/ledger.py Ledger._seen_by: seen is None -> True": REMEMBERED,
+    "storage/ledger.py Ledger._written: seq >= self._next_seq(task) -> False": SAME,
+    "storage/ledger.py Ledger.after: price.samples < samples -> True": SAME,
+    "storage/ledger.py Ledger.sample_ceiling: self._memory.ceiling is None -> True": REMEMBERED,
+    "storage/ledger.py _Step.verdict: found is None -> True": REMEMBERED,
+    "storage/ledger.py _Step.verdict: len(self._verdicts) >= MOST_REMEMBERED -> False": FORGETS,
+    "storage/ledger.py _Step.verdict: len(self._verdicts) >= MOST_REMEMBERED -> True": FORGETS,
+    "storage/ledger.py _by_identity.ask: known is None -> True": REMEMBERED,
+    "storage/ledger.py _by_identity.ask: len(found) >= MOST_REMEMBERED -> False": FORGETS,
+    "storage/ledger.py _by_identity.ask: len(found) >= MOST_REMEMBERED -> True": FORGETS,
+    "storage/ledger.py _covers: whole.orders == one.orders -> False": SAME,
+    "storage/ledger.py _remembered.ask: len(shape) <= 64 -> False": FORGETS,
+    "storage/ledger.py _remembered.ask: len(shape) <= 64 -> True": FORGETS,
+    "storage/ledger.py _step_of: len(_steps) >= MOST_REMEMBERED -> False": FORGETS,
+    "storage/ledger.py _step_of: len(_steps) >= MOST_REMEMBERED -> True": FORGETS,
+    "storage/ledger.py _step_of: len(charges) <= 64 -> False": FORGETS,
+    "storage/ledger.py _step_of: len(charges) <= 64 -> True": FORGETS,
+    "storage/ledger.py _step_of: step is None -> True": REMEMBERED,
+    "storage/ledger.py ceiling: least.orders == total.orders -> False": SAME,
+    "device/rounds.py Rounds._begin: view.phase != 'advertise' -> False": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._end: problem.slug in ('round-over', 'round-refused') -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._end: self._phase is not None -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._ending: view.phase != 'summed' -> False": WORDS,
+    "device/rounds.py Rounds._ending: view.phase != 'summed' -> True": WORDS,
+    "device/rounds.py Rounds._ending: view.phase == 'abandoned' -> False": WORDS,
+    "device/rounds.py Rounds._ending: view.phase == 'abandoned' -> True": WORDS,
+    "device/rounds.py Rounds._follow: self._phase is None -> False": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._follow: self._phase is None -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._follow: view.phase == SAID.get(self._phase or '') -> True": AGAIN,
+    "device/rounds.py Rounds._hear: draw is None -> False": AFTER_ITS_DRAW,
+    "device/rounds.py Rounds._keep: state.phase in DRAWN -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._leave: phase in DRAWN -> True": STILL_WAITS,
+    "device/rounds.py Rounds._leave: phase is not None -> True": NO_ROUND,
+    "device/rounds.py Rounds._progress: view.phase == 'advertise' -> False": WORDS,
+    "device/rounds.py Rounds._progress: view.phase == 'advertise' -> True": WORDS,
+    "device/rounds.py Rounds._say: problem.slug == 'round-refused' -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._say: state.phase != ADVERTISED -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._say: state.phase == REVEALED -> False": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._say_aloud: line != self._told -> True": WORDS,
+    "device/rounds.py Rounds._state: found is None -> False": ON_DISK,
+    "device/rounds.py Rounds._step: PHASES.index(view.phase) < PHASES.index(SAID[phase]) -> True": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._step: view.round != self._last -> False": NUMBERED,
 }

@@ -1,0 +1,150 @@
+"""Checks of the ledger that no other test would miss: `make mutants-deep` took each away, and every test was green."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from ledger_builders import OTHER, PLENTY, TASK, TENTH, charge
+
+from crowdml.errors import LedgerError
+from crowdml.privacy.losses import Renyi, Total
+from crowdml.storage import Budget, Ledger
+from crowdml.storage.ledger import ceiling
+
+DELTA = 1e-6
+
+
+@pytest.fixture
+def ledger():
+    with Ledger(":memory:") as ledger:
+        yield ledger
+
+
+def give(ledger: Ledger, task: bytes = TASK, samples: int = 5) -> range:
+    span = ledger.take_serials(samples)
+    ledger.charge(task, [charge(span[0], span[-1], task=task)], [PLENTY])
+    return span
+
+
+def test_what_one_task_is_charged_does_not_count_against_another_that_was_asked_about_before(ledger: Ledger):
+    """Totals are remembered: a charge is added to those of its own task and of all tasks together, and to no other."""
+    own, others = (Budget(Fraction(1), DELTA, 100, task=task) for task in (TASK, OTHER))
+    before = ledger.allowance(others)
+    give(ledger)
+    assert ledger.allowance(others) == before
+    assert ledger.allowance(own).samples == 95
+    assert ledger.allowance(own).epsilon < before.epsilon
+
+
+def test_a_device_of_a_file_has_one_ledger_whoever_asks_for_it(ledger: Ledger):
+    """Two views with a memory each would not see one another's charges, and each allow the whole budget."""
+    assert ledger.of(3) is ledger.of(3)
+    assert ledger.of(0) is ledger
+    with pytest.raises(LedgerError, match="numbered from 0"):
+        ledger.of(-1)
+
+
+def test_a_negative_number_of_serials_is_not_taken(ledger: Ledger):
+    with pytest.raises(LedgerError, match="-1 serials cannot be taken"):
+        ledger.take_serials(-1)
+    assert ledger.next_serial() == 0
+
+
+def lose_counter(ledger: Ledger) -> None:
+    """Take the counter away behind the triggers that guard it, which stand again afterwards."""
+    run = ledger._connection.execute
+    guards = run("select name, sql from sqlite_master where type = 'trigger' and tbl_name = 'serial'").fetchall()
+    for name, _ in guards:
+        run(f"drop trigger {name}")
+    run("delete from serial")
+    for _, sql in guards:
+        run(sql)
+
+
+@pytest.mark.parametrize("device", [0, 2])
+def test_a_ledger_whose_counter_of_serials_is_gone_is_not_trusted(tmp_path: Path, device: int):
+    """It would number samples from 0 again, and what they pay would be lost among what others paid."""
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        give(ledger.of(device))
+        lose_counter(ledger)
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match="counter of serials is gone"):
+        ledger.of(device).take_serials(1)
+
+
+def test_a_new_ledger_whose_counter_is_gone_is_not_trusted_either(tmp_path: Path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        lose_counter(ledger)
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match="counter of serials is gone"):
+        ledger.next_serial()
+
+
+@pytest.mark.parametrize("named", ["alone", "device_alone"])
+def test_a_release_that_anyone_may_see_names_no_price_for_collusion(named: str):
+    with pytest.raises(LedgerError, match="nobody else stands in for it"):
+        replace(charge(0, 0), **{named: TENTH})
+
+
+def renyi(*pairs: tuple[int, int]) -> Renyi:
+    return Renyi(tuple(order for order, _ in pairs), tuple(Fraction(value, 10) for _, value in pairs))
+
+
+@pytest.mark.parametrize(
+    ("whole", "is_taken"),
+    [
+        (renyi((2, 1), (3, 2), (4, 2)), True),  # one sample pays 0.2 at order 4, and so at most that at order 3
+        (renyi((2, 1), (3, 1), (4, 2)), False),
+        (renyi((2, 1), (4, 2), (8, 9)), True),  # nothing is known of one sample at order 8
+        (renyi((2, 1), (5, 1)), True),
+        (renyi((2, 0), (5, 9)), False),
+    ],
+)
+def test_losses_of_other_orders_are_compared_at_the_orders_of_the_device(whole: Renyi, is_taken: bool):
+    one = renyi((2, 1), (4, 2))
+    if is_taken:
+        assert charge(0, 4, one, device=whole).device_loss == whole
+    else:
+        with pytest.raises(LedgerError):
+            charge(0, 4, one, device=whole)
+
+
+def test_a_ceiling_knows_nothing_at_an_order_that_one_of_its_totals_does_not_reach():
+    low, high = Total.of([renyi((2, 1))]), Total.of([renyi((2, 3), (4, 5))])
+    for totals in ([low, high], [high, low]):
+        found = ceiling(totals)
+        assert (found.orders, found.values) == ((2,), (Fraction(3, 10),))
+
+
+def test_a_file_with_a_damaged_page_is_not_trusted_though_it_opens(tmp_path: Path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        for _ in range(200):
+            give(ledger)
+        root = ledger._connection.execute("select rootpage from sqlite_master where name = 'charge'").fetchone()[0]
+        size = ledger._connection.execute("pragma page_size").fetchone()[0]
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size + 8)
+        file.write(bytes(64))
+    with pytest.raises(LedgerError, match="cannot be trusted"):
+        Ledger(path)
+
+
+def test_the_hash_of_what_a_message_says_is_kept_beside_that_of_its_bytes(ledger: Ledger):
+    span = ledger.take_serials(1)
+    sealed = {"outbox": {0: b"signed"}, "contents": {0: b"c" * 32}}
+    ledger.charge(TASK, [charge(span[0], span[-1])], [PLENTY], **sealed)
+    assert ledger.sent()[0].content == b"c" * 32
+
+
+def test_a_number_that_was_passed_over_was_never_written(ledger: Ledger):
+    span = ledger.take_serials(1)
+    ledger.charge(TASK, [charge(span[0], span[-1])], [PLENTY], outbox={3: b"later"})
+    with pytest.raises(LedgerError, match="never written here"):
+        ledger.acknowledge(TASK, 1)
+    ledger.charge(TASK, [], [], outbox={1: b"now"})
+    with pytest.raises(LedgerError, match="was written before"):
+        ledger.charge(TASK, [], [], outbox={1: b"again"})
