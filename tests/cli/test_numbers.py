@@ -70,7 +70,7 @@ def test_a_budget_that_never_ends_is_refused_and_one_at_the_bounds_is_kept(tmp_p
     for text in ("1e99999999", "nan"):
         answer = crowdml("budget", "set", "--epsilon", text, *where)
         assert answer.code == 1
-        assert "is not a finite number" in answer.err
+        assert "is not a number from 0 to 1,000,000." in answer.err
         assert not (tmp_path / "budget.json").exists()
-    for text in ("1e30", "1e-30"):
-        assert "Traceback" not in crowdml("budget", "set", "--epsilon", text, *where).err
+    for text in ("1e6", "1e-30"):
+        assert crowdml("budget", "set", "--epsilon", text, *where).code == 0

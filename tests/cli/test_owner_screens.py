@@ -77,7 +77,10 @@ def test_the_ledger_has_titles_local_times_and_an_epsilon_for_everything(home: F
 def test_the_ledger_and_budget_show_have_the_owners_budget_with_what_is_left(home: Folder):
     """Review 2, users: owner 9 and 10."""
     for command in (("ledger",), ("budget", "show")):
-        assert "You have set no budget of your own" in said(home, *command)
+        command_line = f"crowdml budget set --epsilon 1 --samples 2000 --folder {home.path}"
+        shown = crowdml(*command, "--folder", str(home.path)).out
+        assert "so only each study's own budget applies. Set one with, for example, `crowdml" in " ".join(shown.split())
+        assert "".join(command_line.split()) in "".join(shown.split())
     assert crowdml("budget", "show", "--folder", str(home.path), "--json", "-").json["budget"] is None
     said(home, "budget", "set", "--epsilon", "8", "--samples", "2000")
     whole = (
@@ -92,8 +95,9 @@ def test_the_ledger_and_budget_show_have_the_owners_budget_with_what_is_left(hom
 
 def test_a_budget_is_changed_in_one_number_and_keeps_the_others(home: Folder):
     """Review 2, users: owner 10."""
-    assert "There is no budget yet, so say --samples, too" in refused(
-        "budget", "set", "--epsilon", "2", "--folder", str(home.path)
+    command = f"crowdml budget set --epsilon 6 --samples 2000 --folder {home.path}"
+    assert f"There is no budget yet, so say --samples, too: {command}." in refused(
+        "budget", "set", "--epsilon", "6", "--folder", str(home.path)
     )
     said(home, "budget", "set", "--epsilon", "8", "--samples", "2000", "--device-epsilon", "500")
     said(home, "budget", "set", "--epsilon", "6")
@@ -102,6 +106,26 @@ def test_a_budget_is_changed_in_one_number_and_keeps_the_others(home: Folder):
     said(home, "budget", "set", "--samples", "3000", "--device-epsilon", "none")
     assert (home.budget.epsilon, home.budget.samples, home.budget.device_epsilon) == ("6", 3000, None)
     assert "Say what to change" in refused("budget", "set", "--folder", str(home.path))
+
+
+@pytest.mark.parametrize("text", ["abc", "1e20", "1000001", "-1", "nan", "1/0"])
+def test_an_epsilon_that_a_person_types_is_a_number_up_to_a_million(home: Folder, text: str):
+    """A newcomer's trial, owner 11: 1e20 was taken, and 'abc' was said not to lie between 1e-30 and 1e+30."""
+    for option in ("--epsilon", "--device-epsilon"):
+        why = refused(
+            "budget", "set", "--epsilon", "1", "--samples", "9", f"{option}={text}", "--folder", str(home.path)
+        )
+        assert f"{option} '{text}' is not a number from 0 to 1,000,000. Write it as 1, 0.5 or 1/2." in why
+    assert home.budget is None
+
+
+def test_a_device_cap_says_why_less_is_left_than_the_difference(home: Folder):
+    """A newcomer's trial, owner 8: 39.14 of 200 were left after 134.3 was paid."""
+    said(home, "budget", "set", "--epsilon", "8", "--samples", "2000", "--device-epsilon", "200")
+    shown = said(home, "budget", "show")
+    found = crowdml("budget", "show", "--folder", str(home.path), "--json", "-").json["budget"]
+    assert "was paid, because it must hold whatever is asked next)" in shown
+    assert found["device_epsilon_left"] < 200
 
 
 def test_a_budget_below_what_is_spent_says_so(home: Folder):

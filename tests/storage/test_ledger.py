@@ -138,7 +138,7 @@ def test_a_refusal_says_the_cost_what_is_left_and_what_to_do_and_writes_nothing(
     with pytest.raises(BudgetExhausted) as refusal:
         ledger.charge(TASK, [charge(5, 5, Pure(Fraction(1, 3)))], [budget], outbox={1: b"second"}, state=b"two")
     assert str(refusal.value) == (
-        "task 747474747474: this check-in costs sample 5 ε=0.3334, and ε=0.15 of 0.25 is left of your budget for all "
+        "This check-in costs sample 5 ε=0.3334, and ε=0.15 of 0.25 is left of your budget for all "
         "tasks. Nothing was sent. Raise it with `crowdml budget set`, or leave the task."
     )
     assert len(ledger.charges()) == 1
@@ -166,7 +166,7 @@ def test_what_has_no_guarantee_is_refused_by_every_budget(ledger):
 def test_without_a_budget_nothing_is_allowed(ledger):
     ledger.take_serials(1)
     for budgets in ([], [Budget(Fraction(1), DELTA, 1, task=OTHER)]):
-        with pytest.raises(BudgetExhausted, match="no budget was given"):
+        with pytest.raises(BudgetExhausted, match="No budget was given"):
             ledger.charge(TASK, [charge(0, 0)], budgets)
     assert ledger.charges() == ()
 

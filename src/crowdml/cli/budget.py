@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from crowdml.device.folder import Folder, OwnerBudget
     from crowdml.storage import Ledger
 
-NO_BUDGET = "You have set no budget of your own, so each study's own holds alone. Set one with `crowdml budget set`."
+FOLDER = "crowdml-device"
+LARGEST_EPSILON = 1_000_000
+"""More protects nothing, and is a slip of the hand."""
 
 folder_option = click.option(
     "--folder",
-    default="crowdml-device",
+    default=FOLDER,
     show_default=True,
     type=click.Path(path_type=Path),
     help="The device's folder.",
@@ -45,17 +47,23 @@ def show(folder: Path, json_path: str | None) -> None:
     if home.joined and not home.lost:
         with home.ledger() as ledger:
             numbers = ledger.devices() or (0,)
-            said, found = budget_text(chosen, [ledger.of(number) for number in numbers])
+            said, found = budget_text(chosen, [ledger.of(number) for number in numbers], folder)
     else:
-        said, found = budget_text(chosen, ())
+        said, found = budget_text(chosen, (), folder)
     report.print(said)
     report.finish({"folder": str(folder), "budget": found})
 
 
-def budget_text(chosen: OwnerBudget | None, ledgers: list[Ledger] | tuple[()]) -> tuple[str, dict[str, Any] | None]:
+def budget_text(
+    chosen: OwnerBudget | None, ledgers: list[Ledger] | tuple[()], folder: Path
+) -> tuple[str, dict[str, Any] | None]:
     """The owner's budget in a sentence or two, with what the devices of a folder have left of it; and for a program."""
     if chosen is None:
-        return NO_BUDGET, None
+        command = _command(folder, epsilon="1", samples=2000)
+        return (
+            "You have set no budget of your own, so only each study's own budget applies. Set one with, for example, "
+            f"`{command}`."
+        ), None
     left = [each.allowance(chosen.budget) for each in ledgers]
     device = None if chosen.device_epsilon is None else float(chosen.budget.device_epsilon or 0)
     samples = min((each.samples for each in left), default=chosen.samples)
@@ -64,7 +72,14 @@ def budget_text(chosen: OwnerBudget | None, ledgers: list[Ledger] | tuple[()]) -
     least = " of the device that gave most" if len(ledgers) > 1 else ""
     cap = "the device as a whole is not capped"
     if device is not None and device_left is not None:
-        cap = f"the device as a whole at most ε = {epsilon_text(device)} ({epsilon_text(device_left)} left)"
+        paid = max((each.device_total().epsilon(chosen.delta) for each in ledgers), default=0.0)
+        why = ""
+        if device - device_left > paid * (1 + 1e-6):
+            why = (
+                f": the budget counts {epsilon_text(device - device_left)} as used where {epsilon_text(paid)} was paid"
+                ", because it must hold whatever is asked next"
+            )
+        cap = f"the device as a whole at most ε = {epsilon_text(device)} ({epsilon_text(device_left)} left{why})"
     said = (
         f"Your budget over all studies: any one sample pays at most ε = {epsilon_text(float(chosen.budget.epsilon))}; "
         f"at most {count_text(chosen.samples, 'sample')} ({samples:,} left{least}); {cap}. "
@@ -116,6 +131,19 @@ def set_(
             f"There is no device in {folder}: nothing has joined from there. Nothing was changed. Name the device's "
             "--folder, or say --before-joining where it will join later."
         )
+    if home.budget is None and (epsilon is None or samples is None):
+        missing = " and ".join(
+            name for name, value in (("--epsilon", epsilon), ("--samples", samples)) if value is None
+        )
+        command = _command(
+            folder,
+            epsilon=epsilon or "1",
+            samples=2000 if samples is None else samples,
+            device_epsilon=device_epsilon,
+            delta=delta,
+            before_joining=before_joining,
+        )
+        raise OutputError(f"There is no budget yet, so say {missing}, too: {command}. Nothing was changed.")
     chosen = _changed(home.budget, epsilon, samples, device_epsilon, delta)
     _ = chosen.to_give_under()  # one that cannot be kept is refused before anything is made
     with home.locked():
@@ -145,32 +173,59 @@ def set_(
 def _changed(
     old: OwnerBudget | None, epsilon: str | None, samples: int | None, device_epsilon: str | None, delta: float | None
 ) -> OwnerBudget:
-    """The budget with what its owner said; what was left out stays, and a first budget needs both numbers."""
+    """The budget with what its owner said; what was left out stays. A first budget has both numbers."""
     from crowdml.device.folder import OwnerBudget
-    from crowdml.privacy.losses import exact
     from crowdml.task import largest_delta
 
-    if old is None and (epsilon is None or samples is None):
-        missing = " and ".join(
-            name for name, value in (("--epsilon", epsilon), ("--samples", samples)) if value is None
-        )
-        raise OutputError(
-            f"There is no budget yet, so say {missing}, too: crowdml budget set --epsilon 1 --samples 2000. Nothing "
-            "was changed."
-        )
     if old is not None and all(each is None for each in (epsilon, samples, device_epsilon, delta)):
         raise OutputError("Say what to change: --epsilon, --samples, --device-epsilon or --delta. Nothing was changed.")
     many = samples if samples is not None else old.samples if old is not None else 0
     most = largest_delta(max(1, many))
     cap = None if old is None else old.device_epsilon
     if device_epsilon is not None:
-        cap = None if device_epsilon.strip().lower() == "none" else str(exact(device_epsilon))
+        cap = None if device_epsilon.strip().lower() == "none" else _epsilon("--device-epsilon", device_epsilon)
     return OwnerBudget(
-        str(exact(epsilon)) if epsilon is not None else old.epsilon if old is not None else "0",
+        _epsilon("--epsilon", epsilon) if epsilon is not None else old.epsilon if old is not None else "0",
         many,
         cap,
         delta if delta is not None else min(1e-6, most) if old is None else min(old.delta, most),
     )
+
+
+def _epsilon(option: str, text: str) -> str:
+    """An epsilon as its owner typed it, exactly."""
+    from crowdml.exact import read_exact
+
+    try:
+        found = read_exact(text)
+    except ValueError:
+        found = None
+    if found is None or not 0 <= found <= LARGEST_EPSILON:
+        raise OutputError(
+            f"{option} {one_line(text)[:40]!r} is not a number from 0 to {LARGEST_EPSILON:,}. Write it as 1, 0.5 or "
+            "1/2. Nothing was changed."
+        )
+    return str(found)
+
+
+def _command(
+    folder: Path,
+    *,
+    epsilon: str,
+    samples: int,
+    device_epsilon: str | None = None,
+    delta: float | None = None,
+    before_joining: bool = False,
+) -> str:
+    """`crowdml budget set` with these options, to be pasted."""
+    import shlex
+
+    words = ["crowdml", "budget", "set", "--epsilon", epsilon, "--samples", str(samples)]
+    words += [] if device_epsilon is None else ["--device-epsilon", device_epsilon]
+    words += [] if delta is None else ["--delta", str(delta)]
+    words += ["--before-joining"] * before_joining
+    words += [] if folder == Path(FOLDER) else ["--folder", str(folder)]
+    return shlex.join(words)
 
 
 def _reached(home: Folder, chosen: OwnerBudget) -> tuple[str, ...]:
@@ -190,7 +245,7 @@ def _reached(home: Folder, chosen: OwnerBudget) -> tuple[str, ...]:
     if paid > most:
         said.append(
             f"Samples that were given have paid up to ε = {epsilon_text(paid)} already. That is more, and cannot be "
-            "taken back. The budget holds for samples that come."
+            "taken back. The budget holds for future samples."
         )
     if many := sum(not each.samples for each in left):
         verb = "has" if many == 1 else "have"

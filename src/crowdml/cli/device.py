@@ -144,7 +144,7 @@ def join(
     conditions = Conditions(None if hours is None else parse_hours(hours), on_mains, unmetered)
     share = Share() if shard is None else parse_share(shard)
     home = Folder(folder)
-    attempt, rows = Attempt(home), RowCheck(report, source, is_new=not home.joined)
+    attempt, rows = Attempt(home), RowCheck(report, source, home)
 
     def prepare(task: Task) -> tuple[SampleSource, int]:
         where = find_place(task, find(task), place, home.place(task.hash))
@@ -231,7 +231,7 @@ def fleet(
     report = Report(json_path)
     url, code = read_link(link, code)
     home = Folder(folder)
-    attempt, rows = Attempt(home), RowCheck(report, source, is_new=not home.joined)
+    attempt, rows = Attempt(home), RowCheck(report, source, home)
 
     def prepare(task: Task) -> list[SampleSource]:
         if needs_place(task, find(task)) and devices > len(task.places):
@@ -387,12 +387,12 @@ def _yes_or_no(given: str | None) -> bool | None:
 class RowCheck:
     """What an owner hears of the rows before they decide: too few of them, and those that cannot be used."""
 
-    def __init__(self, report: Report, source: str, *, is_new: bool) -> None:
-        self._report, self._source, self._is_new = report, source, is_new
+    def __init__(self, report: Report, source: str, home: Folder) -> None:
+        self._report, self._source, self._home, self._is_new = report, source, home, not home.joined
         self._too_few: CrowdmlError | None = None
 
     def look_at(self, task: Task, readers: list[SampleSource]) -> None:
-        """Refuse too few rows of a new device, before it joins. One that has joined sends first what still waits."""
+        """Refuse too few rows before anything is sent. A device that has joined sends first what still waits."""
         from crowdml.device.rows import Faults
         from crowdml.device.sources import LOOKED_THROUGH, check_enough
         from crowdml.protocols import find
@@ -400,7 +400,7 @@ class RowCheck:
         try:
             check_enough(self._source, readers, find(task).batch(task))
         except CrowdmlError as error:
-            if self._is_new:
+            if self._is_new or not self._waits(task):
                 raise
             self._too_few = error
         if not self._is_new:
@@ -415,6 +415,19 @@ class RowCheck:
             self._report.print(
                 f"{faults.total:,} of {count_text(tried, 'row')} cannot be used: {faults}. Such rows count as empty "
                 f"samples and cost as much as others; nobody but you is told.{hint}"
+            )
+
+    def _waits(self, task: Task) -> bool:
+        """Whether a folder that joined may have something to do without new samples."""
+        from crowdml.protocols import find
+
+        if self._home.lost or find(task).peers is not None:
+            return True
+        with self._home.ledger() as ledger:
+            books = [ledger.of(number) for number in ledger.devices()]
+            rounds = [book.round(task.hash) for book in books]
+            return any(each is not None and each.body is not None for each in rounds) or any(
+                book.resend(task.hash) or book.waiting(task.hash) for book in books
             )
 
     def check_given(self, summary: Summary) -> None:

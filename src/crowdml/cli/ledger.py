@@ -33,7 +33,9 @@ LINK_LASTS = 600
     type=click.Path(path_type=Path),
     help="The device's folder, or the file.",
 )
-@click.option("--delta", default=1e-6, type=Number(0, 1), show_default=True, help="At which delta the totals are said.")
+@click.option(
+    "--delta", default=1e-6, type=Number(0, 1), show_default=True, help="The delta at which totals are stated."
+)
 @click.option("--last", default=20, type=Whole(0, MANY), show_default=True, help="How many charges to show.")
 @click.option("--web", is_flag=True, help="Make a link to the owner's page; it opens once, within ten minutes.")
 @click.option("--no-open", is_flag=True, help="With --web: print the link and open no browser.")
@@ -79,7 +81,7 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
         charges, given = book.charges(), book.samples_given()
         tops = [book.dearest_sample(delta), book.dearest_sample(delta, alone=True)]
         whole, whole_alone = book.device_total().epsilon(delta), book.device_total(alone=True).epsilon(delta)
-        said, found = budget_text(home.budget, [book])
+        said, found = budget_text(home.budget, [book], home.path)
     dearest, dearest_alone = (0.0 if top is None else top[1].epsilon(delta) for top in tops)
     masked = any(charge.alone is not None for charge in charges)
     report.print(

@@ -35,7 +35,7 @@ from crowdml.device.files import check_known
 from crowdml.device.folder import Folder
 from crowdml.device.marks import Mark, Marked, Marks
 from crowdml.device.places import needs_place
-from crowdml.device.sources import Sample, SampleSource
+from crowdml.device.sources import NO_MORE, Sample, SampleSource
 from crowdml.device.statements import ROUND_KINDS, is_known, open_own, statement_path
 from crowdml.errors import ASK_FOR_STATEMENT, LOST_MARKS, BudgetExhausted, CrowdmlError, LedgerError, ProtocolError
 from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
@@ -479,7 +479,7 @@ class Runner:
                 sensing = asyncio.create_task(self._sense())
             while self.most is None or self.counts.check_ins < self.most:
                 if not await self._ready():
-                    return Ending("source", f"{self._ended or 'The source has no more samples.'}{self._left_over()}")
+                    return Ending("source", self._why_ended())
                 stop = await self._turn()
                 await self._hear_peers()
                 if stop is not None:
@@ -923,7 +923,7 @@ class Runner:
                 self._changed.set()
         except Exception as error:  # the main loop raises it: a task of its own would swallow it
             self._failure = error
-        self._ended = self._ended or "The source has no more samples."
+        self._ended = self._ended or NO_MORE
         self._changed.set()
 
     async def _read(self) -> bool:
@@ -940,11 +940,17 @@ class Runner:
                 self._bodies = [*self._bodies, *map(_pack, samples)][-self._batch :]
         return True
 
-    def _left_over(self) -> str:
-        """What is there and fills no batch. How much it is follows from the number of rows."""
-        left = len(self._buffer)
-        where = "left in the source" if self._lazy else "kept in the folder"
-        return f" {count_text(left, 'sample')} {where}: a check-in takes {self._batch:,}." if left else ""
+    def _why_ended(self) -> str:
+        """The source's own sentence, and what is there and fills no batch: how much follows from the number of rows."""
+        said, left = self._ended or NO_MORE, len(self._buffer)
+        if not left:
+            return said
+        few = "is too few" if left == 1 else "are too few"
+        waits = f"wait{'s' * (left == 1)} {'in the source' if self._lazy else 'in the folder'} for more"
+        return (
+            f"Every full batch was given.{said.removeprefix(NO_MORE)} {count_text(left, 'sample')} {few} for a "
+            f"check-in of {self._batch:,}, and {waits}."
+        )
 
     def _tell_faults(self) -> None:
         """Tell the owner, at the first, tenth, hundredth, ... one, of rows that cannot be used."""

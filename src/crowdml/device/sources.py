@@ -53,6 +53,7 @@ __all__ = [
 KINDS: tuple[str, ...] = ("shard:NAME", "csv:PATH", "ndjson:PATH", "python:MODULE:FUNCTION")
 POLL = 0.05
 """Seconds between two looks of a reading thread at whether it shall stop."""
+NO_MORE = "The source has no more samples."
 LOOKED_THROUGH = 10_000
 """Rows that are tried before their owner decides: the rest is counted when it is read."""
 
@@ -84,7 +85,7 @@ class SampleSource:
         """The sentence for the owner when there is nothing more to read."""
         faults = self.faults
         bad = f" {faults.total:,} of its rows could not be used: {faults}." if faults.total else ""
-        return f"The source has no more samples.{bad}"
+        return f"{NO_MORE}{bad}"
 
     @property
     def count(self) -> int | None:

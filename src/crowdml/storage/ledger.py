@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -718,15 +719,23 @@ class Ledger:
         held = [budget for budget in budgets if budget.task in (None, task)]
         if not held:
             raise BudgetExhausted(
-                f"task {name}: no budget was given, and without one nothing is allowed. Nothing was sent. "
-                "Set one with `crowdml budget set`."
+                "No budget was given, and without one nothing is allowed. Nothing was sent. "
+                f"Set one with `{self._budget_command}`."
             )
         for budget in held:
-            self._check_one(name, start, budget, step)
+            self._check_one(start, budget, step)
 
-    def _check_one(self, name: str, start: int, budget: Budget, step: _Step) -> None:
+    @property
+    def _budget_command(self) -> str:
+        """The command that changes the owner's budget, as they can paste it."""
+        folder = os.path.dirname(self.path)
+        return "crowdml budget set" + (f" --folder {shlex.quote(folder)}" if folder else "")
+
+    def _check_one(self, start: int, budget: Budget, step: _Step) -> None:
+        """The sentences name no task: a device works for one at a time, and its owner does not know it by its hash."""
         if budget.task is None:
-            whose, remedy = "of your budget for all tasks", "Raise it with `crowdml budget set`, or leave the task."
+            whose = "of your budget for all tasks"
+            remedy = f"Raise it with `{self._budget_command}`, or leave the task."
         else:
             whose, remedy = "of what the task itself may take", "Wait for new samples, or leave the task."
         seen = self._seen_by(budget.task)
@@ -735,7 +744,7 @@ class Ledger:
         new, samples_left = sum(seen.given.missing(*span) for span in spans), budget.samples - seen.given.size
         if new > max(0, samples_left):
             raise BudgetExhausted(
-                f"task {name}: this check-in gives {new} new samples, and {max(0, samples_left)} of {budget.samples} "
+                f"This check-in gives {new} new samples, and {max(0, samples_left)} of {budget.samples} "
                 f"are left {whose}. Nothing was sent. "
                 + (remedy if budget.task is None else "The task has all that it asked for: leave it.")
             )
@@ -752,14 +761,14 @@ class Ledger:
             top = top[0] + start, top[1]
             paid = Total.of(total for a, b, total in before if a <= top[0] <= b)
             raise BudgetExhausted(
-                f"task {name}: this check-in costs sample {top[0]} {shortfall(budget.sample_filter, paid, top[1])} "
+                f"This check-in costs sample {top[0]} {shortfall(budget.sample_filter, paid, top[1])} "
                 f"{whose}. Nothing was sent. {remedy}"
             )
 
         cap, cost = budget.device_filter, step.device
         if cap is not None and not cap.allows(seen.device, cost):
             raise BudgetExhausted(
-                f"task {name}: this check-in costs the device {shortfall(cap, seen.device, seen.device + cost)} "
+                f"This check-in costs the device {shortfall(cap, seen.device, seen.device + cost)} "
                 f"{whose}. Nothing was sent. {remedy}"
             )
 
