@@ -14,6 +14,11 @@ SIGNATURES = "Only saves verifying more signatures than the quorum needs."
 REMEMBERED = "Only more work: the ledger reads again, or works out again, what it remembers. The answer is the same."
 FORGETS = "Only how much is remembered: a table of answers that are worked out again is emptied more often, or never."
 SAME = "The longer way to the same answer."
+POSIX = "Always true where the tests run."
+LOCKS = (
+    "Only when SQLite takes its lock. A step that began with a reader's lock and finds that another process wrote is "
+    "told so (busy), and nothing of it is written."
+)
 WORDS = "Only a sentence for people, or the number in it."
 LIVENESS_OF_ROUND = (
     "Only whether the device goes on with this round or leaves it, and how soon. What it may say in a round is held "
@@ -92,4 +97,12 @@ SURVIVORS: dict[str, str] = {
     "device/rounds.py Rounds._state: found is None -> False": ON_DISK,
     "device/rounds.py Rounds._step: PHASES.index(view.phase) < PHASES.index(SAID[phase]) -> True": LIVENESS_OF_ROUND,
     "device/rounds.py Rounds._step: view.round != self._last -> False": NUMBERED,
+    "storage/ledger.py Ledger._prepare: os.name == 'posix' -> True": POSIX,
+    "storage/ledger.py Ledger._prepare: os.name == 'posix' #2 -> True": POSIX,
+    "storage/ledger.py Ledger._prepare: os.name == 'posix' #2 -> False": (
+        "The name of a new file may be lost with the machine's power before anything is charged; no test cuts that."
+    ),
+    "storage/ledger.py Ledger._transaction: kind == 'deferred' -> False": LOCKS,
+    "storage/ledger.py Ledger._transaction: kind == 'deferred' -> True": LOCKS,
+    "storage/ledger.py Ledger._transaction: kind != 'deferred' -> True": REMEMBERED,
 }

@@ -148,3 +148,15 @@ def test_a_number_that_was_passed_over_was_never_written(ledger: Ledger):
     ledger.charge(TASK, [], [], outbox={1: b"now"})
     with pytest.raises(LedgerError, match="was written before"):
         ledger.charge(TASK, [], [], outbox={1: b"again"})
+
+
+def test_a_step_that_fails_among_others_leaves_nothing_of_itself(ledger: Ledger):
+    """Its charges are in before its message is refused: inside `together` they go without the others' going."""
+    ledger.take_serials(2)
+    ledger.charge(TASK, [], [], outbox={0: b"first"})
+    with ledger.together():
+        ledger.charge(TASK, [charge(0, 0)], [PLENTY])
+        with pytest.raises(LedgerError, match="was written before"):
+            ledger.charge(TASK, [charge(1, 1)], [PLENTY], outbox={0: b"again"})
+    assert [each.first_sample for each in ledger.charges()] == [0]
+    assert ledger.samples_given() == 1

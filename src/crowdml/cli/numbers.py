@@ -34,8 +34,6 @@ class Whole(click.IntRange):
         super().__init__(least, largest)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and len(value) > 40:
-            self.fail(
-                f"a number of {len(value):,} characters is not in the range {self._describe_range()}.", param, ctx
-            )
+        if len(text := str(value)) > 40:
+            self.fail(f"a number of {len(text):,} characters is not in the range {self._describe_range()}.", param, ctx)
         return super().convert(value, param, ctx)

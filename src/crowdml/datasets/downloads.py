@@ -13,7 +13,6 @@ import subprocess
 import tarfile
 import tempfile
 import urllib.error
-import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping

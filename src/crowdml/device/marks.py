@@ -84,7 +84,8 @@ def read_marks(path: Path) -> dict[int, Marked]:
             device, seq, samples, hash_, *more = json.loads(line)
             round_, task, is_check_in = (*more, *(0, "", 1)[len(more) :])
             mark = Mark(int(seq), int(samples), str(hash_), int(round_), str(task), bool(is_check_in))
-            bytes.fromhex(mark.hash), bytes.fromhex(mark.task)
+            for text in (mark.hash, mark.task):
+                bytes.fromhex(text)
             found.setdefault(int(device), Marked(mark)).add(mark)
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerError(

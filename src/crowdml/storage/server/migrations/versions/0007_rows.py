@@ -50,7 +50,7 @@ def upgrade() -> None:
     for each in connection.execute(sa.select(rows).where(rows.c.data.is_not(None))).all():
         if each.number in scaled:
             continue
-        hashed = hash_rows(key, each.data, each.count, each.dimension)
+        hashed = hash_rows(key, each.data, int(each._mapping["count"]), each.dimension)
         found = {"hash": hashed.whole, "row_hashes": hashed.rows}
         connection.execute(rows.update().where(rows.c.number == each.number).values(found))
         if each.kind == "charged":
