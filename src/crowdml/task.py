@@ -1,6 +1,6 @@
 """A task is one file: parse it, check it, hash it. An edited task is a new task.
 
-Numbers are read exactly: `epsilon = 0.9` is nine tenths. A key that nobody knows, an impossible value or a budget that
+Numbers are read exactly: `epsilon = 0.9` is nine tenths. An unknown key, an impossible value or a budget that
 the plan overspends is refused with a sentence that names the key, the value and what would be allowed.
 """
 

@@ -255,3 +255,18 @@ def test_one_task_has_one_hash_in_every_command(tmp_path: Path):
 def test_a_name_that_is_nearly_right_is_answered_with_the_one_that_is(arguments: tuple[str, ...], sentence: str):
     """Review 2, users: errors."""
     assert sentence in refused(*arguments)
+
+
+def test_a_wrong_key_of_a_protocol_names_its_file(tmp_path: Path):
+    """A newcomer's trial, operator 21: other mistakes in a task file were told with its name."""
+    path = tmp_path / "mine.toml"
+    path.write_text(shipped_text("digits012").replace("\nbatch = ", "\nbacth = "))
+    for command in (("task", "check"), ("simulate",)):
+        done = crowdml(*command, str(path))
+        assert (done.code, done.err.count(str(path))) == (1, 1)
+        assert f"{path}: protocol.bacth = 28: no such key. Did you mean 'batch'?" in done.err
+
+
+def test_a_mistyped_option_is_answered_with_the_nearest_one():
+    """A newcomer's trial, owner 21."""
+    assert "No such option '--sorce'. Did you mean '--source'?" in crowdml("join", "link", "--sorce", "csv:a").err

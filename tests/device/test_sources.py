@@ -219,6 +219,12 @@ def test_a_source_that_is_none_is_refused(spec):
         open_source(spec, TASK)
 
 
+def test_a_folder_in_place_of_a_file_is_said_to_be_one(tmp_path):
+    """A newcomer's trial, owner 21: "there is no file study" beside a folder of that name."""
+    with pytest.raises(DataError, match=r": .* is a folder\. Name a file in it\."):
+        open_source(f"csv:{tmp_path}", TASK)
+
+
 @pytest.mark.parametrize("text", ["", "1", "3/3", "-1/3", "a/b"])
 def test_a_share_that_is_none_is_refused(text):
     with pytest.raises(DataError):

@@ -48,6 +48,8 @@ class Commands(click.Group):
             sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
+            if nearest := getattr(error, "possibilities", None):  # best first, and click would sort them by name
+                setattr(error, "possibilities", nearest[:1])  # noqa: B010  # a Final, of exceptions for two things
             error.show()
             return error.exit_code
         except (click.Abort, KeyboardInterrupt) as stopped:

@@ -135,7 +135,7 @@ def _show(report: Report, task: Task, result: dict[str, Any]) -> None:
     table.add_row("  by place", f"{y[0]:.3f} to {y[-1]:.3f}; one that is unlike its neighbours is outvoted")
     table.add_row("  always the commonest label", f"{result['commonest']:.3f}")
     table.add_row("ε of a measurement", epsilon_text(result["epsilon_sample"]))
-    table.add_row("ε of the dearest device", epsilon_text(result["epsilon_device"]))
+    table.add_row("ε of the most expensive device", epsilon_text(result["epsilon_device"]))
     table.add_row("devices", f"{result['devices']:,}, each with its {result['peers']} nearest")
     table.add_row("check-ins", f"{result['check_ins']:,}")
     table.add_row("sent up, down", f"{size_text(result['bytes_up'])}, {size_text(result['bytes_down'])}")

@@ -115,7 +115,7 @@ def _show(report: Report, task: Task, result: dict[str, Any]) -> None:
     over = f", mean of {result['trials']} trials" if result["trials"] > 1 else ""
     facts.add_row("a share is wrong by, on average", f"{result['error']:.4f}{over}")
     facts.add_row("ε of a sample", epsilon_text(result["epsilon_sample"]))
-    facts.add_row("ε of the dearest device", epsilon_text(result["epsilon_device"]))
+    facts.add_row("ε of the most expensive device", epsilon_text(result["epsilon_device"]))
     if task.masking is not None:
         facts.add_row("  a sample's, if everyone else colludes", epsilon_text(result["epsilon_sample_alone"]))
         facts.add_row("cohorts added up", f"{result['rounds']:,}")

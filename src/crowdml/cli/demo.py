@@ -190,9 +190,9 @@ def panel(view: View) -> Any:
     else:
         table.add_row("cohorts added up", _bar(ProgressBar, Table, view.rounds, view.of_rounds))
     table.add_row("accuracy so far", "-" if view.accuracy is None else _bar_of(ProgressBar, Table, view.accuracy))
-    table.add_row("ε of the dearest sample", f"{epsilon_text(view.epsilon_sample)}   at δ = {number_text(view.delta)}")
+    table.add_row("ε of a sample, at most", f"{epsilon_text(view.epsilon_sample)}   at δ = {number_text(view.delta)}")
     table.add_row("  if all others collude", f"{epsilon_text(view.epsilon_sample_alone)}")
-    table.add_row("ε of the dearest device", f"{epsilon_text(view.epsilon_device)}")
+    table.add_row("ε of a device, at most", f"{epsilon_text(view.epsilon_device)}")
     gone = Text(f"{view.gone} killed with -9", style="bold red") if view.gone else Text("-")
     table.add_row("devices lost", gone)
     abandoned = f"   {view.abandoned} rounds abandoned" if view.abandoned else ""
@@ -247,9 +247,9 @@ def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
     table.add_row("a device alone, nothing sent", f"{compared.alone:.2f}")
     table.add_row("the commonest answer", f"{compared.chance:.2f}")
     table.add_section()
-    table.add_row("ε of the dearest sample", epsilon_text(summary.epsilon_sample))
+    table.add_row("ε of the most expensive sample", epsilon_text(summary.epsilon_sample))
     table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_sample_alone))
-    table.add_row("ε of the dearest device", epsilon_text(summary.epsilon_device))
+    table.add_row("ε of the most expensive device", epsilon_text(summary.epsilon_device))
     table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_device_alone))
     table.add_row("δ of all", number_text(summary.delta))
     table.add_row(f"devices, {stage.what} each", f"{stage.devices:,}, {stage.each}")

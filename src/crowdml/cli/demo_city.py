@@ -99,7 +99,10 @@ def _show(report: Report, ended: Ended) -> None:
         ("sent up, with HTTP", size_text(ended.total("bytes_up"))),
         ("sent down", size_text(ended.total("bytes_down"))),
         ("ε of a measurement", epsilon_text(max(each["epsilon_sample"] for each in ended.summaries.values()))),
-        ("ε of the dearest device", epsilon_text(max(each["epsilon_device"] for each in ended.summaries.values()))),
+        (
+            "ε of the most expensive device",
+            epsilon_text(max(each["epsilon_device"] for each in ended.summaries.values())),
+        ),
         ("killed with -9, and back", f"{len(ended.killed)}, {len(ended.back)}"),
         ("batches that the server counted", f"{proof.journalled:,}"),
         ("  receipts not in the journal: lost", f"{proof.lost}"),

@@ -10,7 +10,7 @@ import click
 
 from crowdml.cli.numbers import MANY, Whole
 from crowdml.cli.output import OutputError, Report, json_option, size_text, whole_file
-from crowdml.cli.task import task
+from crowdml.cli.task import naming, task
 from crowdml.task import find_task
 from crowdml.texts import count_text
 
@@ -66,8 +66,9 @@ def start(name: str, closed: bool | None, folder: Path, database: str | None, js
             return known[0].hash
         if any(each.hash.hex().startswith(name) for each in store.tasks()) and len(name) >= 8:
             return find_hash(store, name)
-        given = settled(find_task(name))
-        check_hosted(given)
+        with naming(name):
+            given = settled(find_task(name))
+            check_hosted(given)
         return store.add_task(given.canonical, given.name, utc_now(), "draft", closed=bool(closed))
 
     _change("running", host, folder, database, json_path, closed)
@@ -261,7 +262,8 @@ def export(
         if transcript_path is not None:
             with whole_file(Path(transcript_path)) as draft, draft.open("wb") as file:
                 done = write_transcript(store, hash_, file)
-            kept = count_text(done.check_ins - done.first, "check-in")
+            many = done.check_ins - done.first
+            kept = f"{many:,} {'entry' if many == 1 else 'entries'} of the journal"
             report.line(f"Transcript: {transcript_path}, {kept} up to version {done.version}")
             result |= {"transcript": transcript_path, "first": done.first, "check_ins": done.check_ins,
                        "version": done.version, "publication": done.hash}  # fmt: skip
@@ -282,8 +284,8 @@ def replay(transcript: Path, out: str | None, json_path: str | None) -> None:
         with whole_file(Path(out)) as draft:
             draft.write_bytes(done.body)
     report.line(
-        f"Task {done.name} ({done.task.hex()[:12]}): check-ins {done.first + 1:,} to {done.check_ins:,} lead to "
-        f"version {done.version}, exactly as published."
+        f"Task {done.name} ({done.task.hex()[:12]}): entries {done.first + 1:,} to {done.check_ins:,} of the journal "
+        f"lead to version {done.version}, exactly as published."
     )
     report.line(f"sha256 of the publication {done.hash}")
     report.finish({"name": done.name, "hash": done.task.hex(), "first": done.first, "check_ins": done.check_ins,

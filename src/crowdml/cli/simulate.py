@@ -12,7 +12,7 @@ import click
 
 from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
-from crowdml.cli.task import SHIPPED_DATA
+from crowdml.cli.task import SHIPPED_DATA, naming
 from crowdml.errors import DataError, TaskError
 from crowdml.task import find_task
 from crowdml.texts import number_text
@@ -100,7 +100,8 @@ def simulate(
         )
         return
     passes = found.privacy.uses if passes is None else passes
-    check_budget(find(found), found, passes)
+    with naming(task):
+        check_budget(find(found), found, passes)
     data = _load(found, data_name, seed, devices)
     if found.model["kind"] == "histogram":
         _counts(report, found, data, devices, population, seed, trials, dropout, counted, passes, delay)
@@ -383,8 +384,8 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
         table.add_row(
             "as the server saw it", f"{1 - says['error']:.2f} ± {says['error_sd']:.2f} over the whole run, noisy counts"
         )
-    table.add_row("ε of the dearest sample", epsilon_text(study.cost.epsilon_sample) + _claim(study))
-    table.add_row("ε of the dearest device", epsilon_text(study.cost.epsilon_device))
+    table.add_row("ε of the most expensive sample", epsilon_text(study.cost.epsilon_sample) + _claim(study))
+    table.add_row("ε of the most expensive device", epsilon_text(study.cost.epsilon_device))
     if task.masking is not None:
         left = epsilon_text(study.cost.alone_sample), epsilon_text(study.cost.alone_device)
         table.add_row("  tolerated colluders", f"{task.masking.colluders} in a cohort")

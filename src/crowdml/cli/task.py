@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from crowdml.cli.output import (
     size_text,
     whole_file,
 )
+from crowdml.errors import TaskError
 from crowdml.task import find_task, shipped, shipped_text
 from crowdml.texts import did_you_mean, number_text
 
@@ -38,8 +41,19 @@ SHIPPED_DATA = {
 """What a shipped task is simulated on, where no data set has its name."""
 
 
-SEEN_BY = {"aggregate": "whoever sees the sum over a cohort", "devices": "other devices, with the server trusted"}
+SEEN_BY = {"aggregate": "whoever sees a cohort's sum", "devices": "other devices, with the server trusted"}
 """An observer in words, where its own name says too little."""
+
+
+@contextmanager
+def naming(given: str) -> Generator[None]:
+    """Put a task file's name before what is wrong in it, also where a protocol finds it out, and not the parser."""
+    try:
+        yield
+    except TaskError as error:
+        if not Path(given).is_file() or str(error).startswith(given):
+            raise
+        raise TaskError(f"{given}: {error}") from error
 
 
 @click.group(short_help="Write, check, start, pause, stop and export tasks.")
@@ -132,10 +146,11 @@ def check(file_or_name: str, json_path: str | None) -> None:
     from crowdml.server.sizes import check_sizes
 
     report = Report(json_path)
-    found = settled(find_task(file_or_name))  # as it would be published: that is what its hash names
-    price = check_budget(check_for_devices(found), found)
-    if not found.as_published and found.privacy.mechanism != "none":  # those run in the simulator alone
-        check_sizes(found, find(found))
+    with naming(file_or_name):
+        found = settled(find_task(file_or_name))  # as it would be published: that is what its hash names
+        price = check_budget(check_for_devices(found), found)
+        if not found.as_published and found.privacy.mechanism != "none":  # those run in the simulator alone
+            check_sizes(found, find(found))
     batch = find(found).batch(found)
     result = _priced(found, price, batch)
     report.heading(found.name, found.title)
@@ -151,7 +166,7 @@ def check(file_or_name: str, json_path: str | None) -> None:
     report.print(leaves)
     for row in result["rows"]:
         seen_by = SEEN_BY.get(row["observer"], row["observer"])
-        report.print(f" {row['row']}: {row['promise']}; for {seen_by} to see")
+        report.print(f" {row['row']}: {row['promise']}; visible to {seen_by}")
     at, masked = f"at δ = {number_text(found.privacy.delta)}", found.masking is not None
     with_some = f", with at most {found.masking.colluders} colluders" if found.masking is not None else ""
     costs = make_table("after", "a sample's ε", "the device's ε", title=f"What it costs, {at}{with_some}")
@@ -163,7 +178,9 @@ def check(file_or_name: str, json_path: str | None) -> None:
     report.print(costs)
     if masked:
         report.print(left)
-    report.print("The device's total replaces all of its samples at once; a sample's, any single one.")
+    report.print(
+        "The device's epsilon is for replacing all of its samples at once; a sample's epsilon, for replacing any one."
+    )
     if result["masking"] is not None:
         _show_masking(report, result["masking"])
     for remark in find(found).remarks(found):

@@ -60,7 +60,8 @@ class TextFile:
     def __init__(self, path: Path, text: Text, tell: Callable[[str], None] = say_nothing) -> None:
         self.path, self.text = path, text
         if not path.is_file():
-            raise DataError(f"--source {text.format}:{path}: there is no file {path}.")
+            why = f"{path} is a folder. Name a file in it" if path.is_dir() else f"there is no file {path}"
+            raise DataError(f"--source {text.format}:{path}: {why}.")
         self._size = path.stat().st_size
         if self._first is not None:
             text.check_width(self._first.line)
