@@ -177,6 +177,35 @@ def test_what_a_crash_left_unmarked_in_a_round_is_marked_before_it_is_said(tmp_p
     assert read_marks(tmp_path / "given.log")[0].last == mark_of(said, is_check_in=False)
 
 
+def test_a_message_of_another_task_that_was_marked_later_stays_the_last(tmp_path: Path) -> None:
+    """Marked again, an older statement would be believed after a lost ledger, which counts less than was given."""
+    key, later = Key.generate(), Mark(9, 40, "cc" * 32, 0, "dd" * 32)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        stand(ledger, key, "agreed")
+        marks = open_marks(tmp_path / "given.log")
+        for mark in (mark_of(b"the check-in", is_check_in=True), later):
+            marks.add(0, mark)
+        marks.flush()
+        with pytest.raises(AssertionError, match="nobody is asked"):
+            asyncio.run(rounds(ledger, key, marks).finish())
+        marks.close()
+    assert read_marks(tmp_path / "given.log")[0].last == later
+
+
+def test_a_round_goes_on_where_no_marks_are_kept_or_none_of_its_task(tmp_path: Path) -> None:
+    key = Key.generate()
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        stand(ledger, key, "agreed")
+        marks = open_marks(tmp_path / "given.log")
+        marks.add(0, Mark(9, 40, "cc" * 32, 3, "dd" * 32))
+        for kept in (marks, None):
+            going = rounds(ledger, key, kept)
+            assert going.drawn
+            with pytest.raises(AssertionError, match="nobody is asked"):
+                asyncio.run(going.finish())
+        marks.close()
+
+
 def test_a_recovered_ledger_goes_into_no_round_up_to_the_highest_that_was_marked(tmp_path: Path) -> None:
     key, other = Key.generate(), b"o" * 32
     signed = said_in(3, "agreed", key, task=other)

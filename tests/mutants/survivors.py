@@ -105,4 +105,10 @@ SURVIVORS: dict[str, str] = {
     "storage/ledger.py Ledger._transaction: kind == 'deferred' -> False": LOCKS,
     "storage/ledger.py Ledger._transaction: kind == 'deferred' -> True": LOCKS,
     "storage/ledger.py Ledger._transaction: kind != 'deferred' -> True": REMEMBERED,
+    "device/rounds.py Rounds._is_behind: self._phase is not None -> True": NO_ROUND,
+    "device/rounds.py Rounds._is_behind: mark.round != self._last -> False": LIVENESS_OF_ROUND,
+    "device/rounds.py Rounds._is_behind: self._phase == MASKED -> False": SAME,
+    "device/rounds.py Rounds._mark_again: marked.last.hash != hashlib.sha256(said).hexdigest() -> True": (
+        "Writes the mark of the same message once more."
+    ),
 }
