@@ -109,7 +109,7 @@ def test_without_noise_the_price_is_infinite():
 
 
 def test_a_task_whose_check_in_overspends_its_budget_is_refused():
-    with pytest.raises(TaskError, match=r"a sample pays ε=1 for one check-in, and privacy.budget.epsilon = 0.5 is all"):
+    with pytest.raises(TaskError, match=r"a sample pays ε = 1 for one check-in, and privacy.budget.epsilon = 0.5 is"):
         find(laplace_task("{ gradient = 1.0 }", "epsilon = 0.5\nsamples = 100"))
     with pytest.raises(TaskError, match=r"a check-in takes 5 samples, and privacy\.budget\.samples = 4"):
         find(laplace_task("{ gradient = 1.0 }", "epsilon = 1.0\nsamples = 4"))
@@ -227,7 +227,7 @@ def test_a_hundred_thousand_uses_are_counted_without_pricing_each(monkeypatch):
 def test_the_floor_refuses_a_task_that_leaves_too_little_if_everyone_else_colludes():
     loose = quote(find(masked_task()), masked_task()).sample_epsilon_alone()
     find(masked_task(more=f"floor = {loose + 0.01:.2f}"))
-    with pytest.raises(TaskError, match=r"if everyone else colludes a sample pays ε=.*masking.floor = 1.5"):
+    with pytest.raises(TaskError, match=r"if everyone else colludes a sample pays ε = .*masking.floor = 1.5"):
         find(masked_task(more="floor = 1.5"))
 
 

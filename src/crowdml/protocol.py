@@ -20,6 +20,7 @@ from crowdml.privacy.mechanisms import Mechanism, Scheduled, paid
 from crowdml.privacy.private import Masked, Private, Release
 from crowdml.records import record
 from crowdml.task import Task
+from crowdml.texts import number_text
 
 S = TypeVar("S")
 
@@ -363,9 +364,9 @@ def check_budget(protocol: Protocol, task: Task, uses: int | None = None) -> Quo
         left = priced.sample_epsilon_alone(uses)
         if left > task.masking.floor:
             raise TaskError(
-                f"task {task.name!r}: if everyone else colludes a sample pays ε={left:g}, and masking.floor = "
-                f"{float(task.masking.floor):g} is all that it may. Lower privacy.epsilon or masking.minimum, or raise "
-                "the floor."
+                f"task {task.name!r}: if everyone else colludes a sample pays ε = {number_text(left, 4)}, and "
+                f"masking.floor = {float(task.masking.floor):g} is all that it may. Lower "
+                "privacy.epsilon or masking.minimum, or raise the floor."
             )
     if budget is None or task.privacy.mechanism == "none":
         return priced
@@ -373,7 +374,7 @@ def check_budget(protocol: Protocol, task: Task, uses: int | None = None) -> Quo
     if cost > budget.epsilon * (1 + Fraction(1, 10**9)):
         times = "one check-in" if uses == 1 else f"{uses} check-ins (one a pass)"
         raise TaskError(
-            f"task {task.name!r}: a sample pays ε={cost:g} for {times}, and privacy.budget.epsilon = "
+            f"task {task.name!r}: a sample pays ε = {number_text(cost, 4)} for {times}, and privacy.budget.epsilon = "
             f"{float(budget.epsilon):g} is all that it may pay. Lower privacy.epsilon"
             f"{' or the passes' if uses > 1 else ''}, or raise the budget."
         )

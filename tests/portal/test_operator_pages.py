@@ -28,6 +28,7 @@ from device import TEXT, Device, make_task, serving
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
 from crowdml.server.hub import utc_now
+from crowdml.server.portal.forms import NO_TEXT, _multipart
 from crowdml.server.portal.simulation import LONGEST, MEMORY, Asked, Simulation, Simulations, has_jax, suitable_data
 from crowdml.server.portal.task_form import (
     FIELDS,
@@ -35,6 +36,7 @@ from crowdml.server.portal.task_form import (
     defaults,
     field_of,
     flaws_of,
+    in_fields,
     says_all_of,
     task_text,
     values_of,
@@ -754,3 +756,57 @@ def test_a_shipped_task_that_the_form_cannot_say_begins_as_a_file(crowd: Crowd):
     assert '<a href="/operator/tasks/file?from=demo">' in page.text
     assert "[masking]" in desk.get("/operator/tasks/file?from=demo").text
     assert desk.get("/operator/tasks/new?from=demo").status == 200
+
+
+def test_devices_that_left_do_not_take_part(tmp_path: Path):
+    task = make_task("leaving")
+    with serving(tmp_path / "data", task) as running:
+        crowd = Crowd(running, task)
+        desk, hub = set_up(crowd), running.hub
+        stays, withdrawn, revoked = (crowd.device() for _ in range(3))
+        for each in (stays, withdrawn, revoked):
+            assert each.check_in(crowd.task).status == 202
+        crowd.running.run(hub.withdraw(withdrawn.key.id))
+        crowd.running.run(hub.revoke(revoked.key.id))
+        crowd.point()
+        assert hub.store.contributors(crowd.task.hash) == 3
+        name = crowd.task.hash.hex()[:12]
+        for path in ("/", f"/studies/{name}", f"/operator/tasks/{name}"):
+            assert re.search(r"Devices taking part</dt><dd[^>]*>1<", desk.get(path).text), path
+
+
+def test_a_task_file_that_is_missing_or_no_text_is_refused_in_plain_words(crowd: Crowd):
+    desk = set_up(crowd)
+    desk.get("/operator/tasks/file")
+    page = desk.post("/operator/tasks/file", text="")
+    assert page.status == 422
+    assert "Choose a task file, or paste its text." in page.text
+    assert _multipart(
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n\x89PNG\0\r\n--x--', "boundary=x"
+    ) == {"file": f"{NO_TEXT}PNG{NO_TEXT}"}
+    page = desk.post("/operator/tasks/file", file=NO_TEXT)
+    assert page.status == 422
+    assert "This is no text file." in page.text
+
+
+def test_the_form_names_its_own_fields_when_the_price_is_above_the_budget():
+    said = (
+        "a sample pays ε = 1.93 for one check-in, and privacy.budget.epsilon = 1 is all that it may pay. "
+        "Lower privacy.epsilon, or raise the budget."
+    )
+    plain = in_fields(said)
+    assert "“Budget: ε of a sample” = 1" in plain
+    assert "privacy." not in plain
+    assert in_fields("protocol.batch = 0: at least 1.") == "“Samples in a check-in” = 0: at least 1."
+
+
+def test_studies_that_run_come_first_and_an_ended_one_invites_nobody(tmp_path: Path):
+    ended, runs = make_task("aaa"), make_task("bbb")
+    with serving(tmp_path / "data", ended, runs) as running:
+        crowd = Crowd(running, ended)
+        running.run(running.hub.set_state(ended.hash, "stopped"))
+        home = crowd.browser().get("/").text
+        places = [home.index(f"/studies/{each.hash.hex()[:12]}") for each in (runs, ended)]
+        assert places == sorted(places)
+        chips = [crowd.browser().get(f"/studies/{each.hash.hex()[:12]}").text for each in (runs, ended)]
+        assert ['href="#join"' in each for each in chips] == [True, False]

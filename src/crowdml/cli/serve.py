@@ -136,8 +136,9 @@ def serve(
         if started.code is not None:
             _say_joining(report, started)
         if started.setup is not None:
-            report.line("There is no operator yet. Make an account at this address, which is shown this once:")
+            report.line("There is no operator yet. Make an account at this address:")
             report.line(f"  {started.setup}")
+            report.line("It works until the account exists; a restart prints another.")
         else:
             report.line(f"Operators log in at {started.address}/operator")
         result: dict[str, Any] = {

@@ -174,7 +174,7 @@ def model_card(model: Exported, *files: str) -> str:
     leaves = "\n".join(
         f"| {row.row} | {row.mechanism.kind} | {_loss(row.loss)} | {row.mechanism.promise} |" for row in rows
     )
-    most = count_text(model.most, "check-in")
+    most, delta = count_text(model.most, "check-in"), number_text(task.privacy.delta)
     use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
     return f"""# {_words(task.title or task.name)}
 
@@ -195,8 +195,8 @@ def model_card(model: Exported, *files: str) -> str:
 | unit | {task.privacy.unit} |
 | adjacency | {adjacencies} |
 | observer | {observers} |
-| a sample's ε | {_epsilon(model.sample_epsilon)} at δ = {task.privacy.delta:g} |
-| a device's ε | {_epsilon(model.device_epsilon)} at δ = {task.privacy.delta:g}, paid so far ({most}) |{_alone(model)}
+| a sample's ε | {_epsilon(model.sample_epsilon)} at δ = {delta} |
+| a device's ε | {_epsilon(model.device_epsilon)} at δ = {delta}, paid so far ({most}) |{_alone(model)}
 | accountant | losses as the noise proves them (pure, zCDP, Rényi), composed exactly, converted once at δ |
 
 Data never seen: no sample left its device. {markdown_text(task.collects)}

@@ -429,7 +429,7 @@ class Watched:
         is_open = open_ and self.found.terms.epsilon is not None
         if self.measure == "accuracy":
             noise = f" ± {100 * reach:.1f}" if is_open else ""
-            return "too noisy to tell" if figure.hidden else f"{100 * figure.clipped.value:.1f}{noise} %"
+            return "too noisy to tell" if figure.hidden else f"{100 * figure.clipped.value:.1f}{noise}%"
         return number_text(figure.value, 4) + (f" ± {number_text(reach, 4)}" if is_open else "")
 
     def text(self) -> str:

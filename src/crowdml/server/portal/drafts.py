@@ -20,6 +20,7 @@ from crowdml.server.estimates import Estimate
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import check_hosted
 from crowdml.server.portal import task_form
+from crowdml.server.portal.forms import NO_TEXT
 from crowdml.server.portal.pricing import price
 from crowdml.server.portal.simulation import (
     USUAL_DEVICES,
@@ -118,7 +119,7 @@ async def by_form(visit: Visit) -> Response:
             return visit.go((await _keep(visit, text, task, task_form.by_rule(values))).path)
         except TaskError as error:
             found[task_form.field_of(str(error)) or ""] = str(error)
-    flaws = {key: _about(key, _plain(sentence)) for key, sentence in found.items()}
+    flaws = {key: task_form.in_fields(_about(key, _plain(sentence))) for key, sentence in found.items()}
     return _form_page(visit, task_form.prefilled(values), flaws, 422)
 
 
@@ -162,7 +163,13 @@ async def by_file(visit: Visit) -> Response:
         for draft in await visit.read(all_drafts, visit.store):
             text = draft.text if draft.id == name else text
         return visit.page("file.html", text=text, flaw="")
-    text = (visit.form.get("file", "").strip() or visit.form.get("text", "").strip()).replace("\r\n", "\n") + "\n"
+    chosen, text = visit.form.get("file", "").strip(), visit.form.get("text", "").strip()
+    if NO_TEXT in chosen:
+        flaw = "This is no text file. Choose a task file, which ends in .toml."
+        return visit.page("file.html", 422, text=text, flaw=flaw)
+    if not chosen and not text:
+        return visit.page("file.html", 422, text="", flaw="Choose a task file, or paste its text.")
+    text = (chosen or text).replace("\r\n", "\n") + "\n"
     try:
         task = await visit.read(_checked, text)
     except TaskError as error:
@@ -183,7 +190,7 @@ def _plain(error: TaskError | str) -> str:
 def _about(key: str, sentence: str) -> str:
     """A refusal next to its field, where key and value stand already."""
     before, _, after = sentence.partition(": ")
-    short = after if before.startswith(f"{key} =") and after else sentence
+    short = after if before.startswith((f"{key} =", "task '")) and after else sentence
     return short[:1].upper() + short[1:]
 
 

@@ -52,16 +52,14 @@ class Figures:
     """Check-ins after which the noise leaves the error rate open by 10 points of a hundred; None: nobody counts."""
     watched: Watched | None = None
     """How the model does on the operator's own rows; None: nobody looks."""
+    devices: int = 0
+    """Those that gave something and are still in. The curve over time has everybody who gave something."""
 
     @property
     def index(self) -> int:
         """Rises with everything new: check-ins, and looks at the operator's own rows."""
         looks = 0 if self.watched is None else len(self.watched.shown)
         return looks + (self.moments[-1].index if self.moments else 0)
-
-    @property
-    def devices(self) -> int:
-        return self.moments[-1].devices if self.moments else 0
 
     @property
     def shown(self) -> tuple[Error, ...]:
@@ -99,16 +97,17 @@ def _series(x: Sequence[Any], y: Sequence[Estimate]) -> dict[str, Any]:
     }
 
 
-def work_out(task: Task, moments: Sequence[Moment], watched: Watched | None = None) -> Figures:
-    """The figures behind these moments, oldest first."""
+def work_out(task: Task, moments: Sequence[Moment], watched: Watched | None = None, devices: int = 0) -> Figures:
+    """The figures behind these moments, oldest first. `devices`: how many are in now."""
     if not moments:
-        return Figures((), (), (), None, watched)
+        return Figures((), (), (), None, watched, devices)
     last = moments[-1].tally
     labels: tuple[tuple[str, Estimate], ...] = ()
     if last.labels is not None and last.labels.samples:
         names = task.labels.classes or _bins(task, len(last.labels.counts))
         labels = tuple((name, share_of(last.labels, place)) for place, name in enumerate(names))
-    return Figures(tuple(moments), _errors(moments), labels, _needed(last.errors, 0.1, last.check_ins), watched)
+    needed = _needed(last.errors, 0.1, last.check_ins)
+    return Figures(tuple(moments), _errors(moments), labels, needed, watched, devices)
 
 
 def _errors(moments: Sequence[Moment]) -> tuple[Error, ...]:

@@ -15,13 +15,15 @@ from starlette.requests import Request
 
 from crowdml.wire.problems import Problem
 
-__all__ = ["Upload", "read_form", "read_upload"]
+__all__ = ["NO_TEXT", "Upload", "read_form", "read_upload"]
 
 LARGEST = 64 * 1024
 MOST_FIELDS = 200
 LARGEST_HEAD = 2048
 """Bytes of the headers of one field in a multipart form."""
 URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+"""Stands for bytes of a file that are no character of a text."""
 _BOUNDARY = re.compile(r"""(?i:boundary)=(?:"([^"\r\n]{1,70})"|([^\s;,"]{1,70}))""")
 _NAME = re.compile(rb"""(?im)^content-disposition:[ \t]*form-data;(?:[^\r\n]*?;)?[ \t]*name="([^"\r\n]*)\"""")
 _FILE = re.compile(rb"""(?im)^content-disposition:[^\r\n]*;[ \t]*filename="([^"\r\n]*)\"""")
@@ -86,8 +88,12 @@ def _urlencoded(body: bytes) -> dict[str, str]:
 
 
 def _multipart(body: bytes, parameters: str) -> dict[str, str]:
-    """The parts of a multipart form as text, a file too."""
-    return {name: value.decode("utf-8", errors="replace") for name, _, value in _parts(body, parameters)}
+    """The parts of a multipart form as text, a file too. What is no text in a file becomes `NO_TEXT`."""
+    found: dict[str, str] = {}
+    for name, file, value in _parts(body, parameters):
+        text = value.decode("utf-8", errors="replace")
+        found[name] = text if file is None else text.replace("\0", NO_TEXT)
+    return found
 
 
 def _parts(body: bytes, parameters: str) -> list[tuple[str, str | None, bytes]]:

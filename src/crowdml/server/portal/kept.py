@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -63,8 +63,10 @@ class Kept:
     def _read(self, task: Task, before: Figures | None) -> Figures:
         """In a thread: the figures as they are now; the very ones of before where nothing is new."""
         moments, seen = read_moments(self.hub.store, task.hash), watched(self.hub.store, task)
-        same = before is not None and bool(moments) and before.moments[-1:] == (moments[-1],) and before.watched == seen
-        return before if before is not None and same else work_out(task, moments, seen)
+        devices = self.hub.store.participants(task.hash)
+        if before is not None and moments and before.moments[-1:] == (moments[-1],) and before.watched == seen:
+            return before if before.devices == devices else replace(before, devices=devices)
+        return work_out(task, moments, seen, devices)
 
     async def page(self, key: tuple[str, ...], shown: object, make: Callable[[], str]) -> str:
         """The page of this name, made anew only where `shown`, all that can be seen on it, is not what it was.

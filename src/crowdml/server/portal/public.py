@@ -24,6 +24,7 @@ from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import answer, code, language, page_text, render
 from crowdml.server.portal.places import Places, place_map, places_of
 from crowdml.server.portal.studies import Study, cohorts_of, find_study, shown_loss, studies
+from crowdml.storage.server import State
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
 
@@ -37,6 +38,10 @@ CONTACT = "contact"
 LINK = re.compile(r"https?://[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 
 
+ORDER: tuple[State, ...] = ("running", "paused", "stopped", "draft")
+"""Of studies on the first page."""
+
+
 @dataclass(frozen=True)
 class Contact:
     """Who runs the server."""
@@ -46,8 +51,9 @@ class Contact:
 
 
 async def home(request: Request) -> Response:
-    """GET /: the studies of this server."""
-    found, runs, said = await studies(request), await contact(request), language(request)
+    """GET /: the studies of this server, those that run first."""
+    found = sorted(await studies(request), key=lambda study: ORDER.index(study.state))
+    runs, said = await contact(request), language(request)
 
     def make() -> str:
         return page_text(said, "/", "home.html", studies=found, contact=runs)

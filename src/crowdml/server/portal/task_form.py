@@ -28,6 +28,7 @@ __all__ = [
     "defaults",
     "field_of",
     "flaws_of",
+    "in_fields",
     "prefilled",
     "says_all_of",
     "task_text",
@@ -308,6 +309,14 @@ def field_of(sentence: str) -> str | None:
     prefix = re.match(r"([a-z_]+(?:\.[a-z_]+)*) (?:=|is)", plain)
     inner = [key for key in FIELDS if prefix and key.startswith(f"{prefix[1]}.")]
     return inner[0] if inner else "model.kind" if plain.startswith("model ") else None
+
+
+def in_fields(sentence: str) -> str:
+    """A task's refusal in the words of the form: a key of the task file becomes the label of its field."""
+    names = {key: f"“{field.label}”" for key, field in FIELDS.items() if "." in key}
+    names["privacy.epsilon"] = "an ε of what leaves"
+    keys = "|".join(re.escape(key) for key in sorted(names, key=len, reverse=True))
+    return re.sub(rf"\b(?:{keys})(?![\w.]*\w)", lambda found: names[found[0]], sentence)
 
 
 def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:

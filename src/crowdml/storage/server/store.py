@@ -491,11 +491,18 @@ class Store(Letters):
         return self._devices(device.c.id > after, limit=limit)
 
     def contributors(self, hash_: bytes) -> int:
-        """How many devices have checked in to this task."""
+        """How many devices have checked in to this task, whatever became of them."""
+        return self._contributors(hash_, latest.c.device != SERVER_NUMBER)
+
+    def participants(self, hash_: bytes) -> int:
+        """How many devices have checked in to this task and may go on: none that withdrew or was revoked."""
+        stays = device.c.revoked_at.is_(None) & device.c.withdrawn_at.is_(None)
+        return self._contributors(hash_, latest.c.device.in_(sa.select(device.c.number).where(stays, IS_DEVICE)))
+
+    def _contributors(self, hash_: bytes, condition: Any) -> int:
         query = sa.select(sa.func.count()).select_from(latest).join(task, task.c.number == latest.c.task)
-        query = query.where(latest.c.device != SERVER_NUMBER)
         with self.reading() as connection:
-            return connection.execute(query.where(task.c.hash == hash_)).scalar_one()
+            return connection.execute(query.where(condition, task.c.hash == hash_)).scalar_one()
 
     def given(self, device_id: str, limit: int = 100) -> list[Given]:
         """What a device checked in, over all tasks, newest first; of one that withdrew, nothing."""
