@@ -64,3 +64,13 @@ def log_in(crowd: Crowd, name: str = "anna", password: str = PASSWORD) -> Desk:
     desk = Desk(browser, browser.get("/operator/login"))
     desk.post("/operator/login", name=name, password=password)
     return desk
+
+
+def sit_down(crowd: Crowd, name: str) -> Desk:
+    """An operator of a server that tests share: made where nobody has made it yet, and logged in."""
+    from crowdml.server.operators import hash_password
+
+    store = crowd.running.hub.store
+    if name not in store.operators():
+        store.set_operator(name, hash_password(PASSWORD), crowd.running.hub.clock())
+    return log_in(crowd, name)

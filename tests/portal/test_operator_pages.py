@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 import pytest
 from cli_runner import crowdml
 from crowd import Crowd, open_crowd
-from desk import Desk, set_up, token_of
+from desk import Desk, set_up, sit_down, token_of
 from device import TEXT, Device, make_task, serving
 
 from crowdml.protocols import settled
@@ -405,16 +405,12 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
 
 
 def test_health_shows_devices_pace_staleness_errors_budgets_and_refusals(busy: Crowd):
-    browser = busy.browser()
     store = busy.running.hub.store
-    from crowdml.server.operators import hash_password
     from crowdml.server.portal.health import spent
 
-    if "watcher" not in store.operators():
-        store.set_operator("watcher", hash_password("correct horse battery staple"), busy.running.hub.clock())
     Device(busy.running.line(), Key.generate()).check_in(busy.task)
-    desk = Desk(browser, browser.get("/operator/login"))
-    page = desk.post("/operator/login", name="watcher", password="correct horse battery staple")
+    desk = sit_down(busy, "watcher")
+    page = desk.page
     assert "From the signed totals of 12 devices" in page.text
     assert "unknown-device" in page.text
     assert page.text.count('<svg class="bars"') == 2

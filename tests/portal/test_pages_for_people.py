@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from crowd import Crowd, make_study, open_crowd
-from desk import PASSWORD, log_in, set_up
+from desk import PASSWORD, set_up, sit_down
 from screens import DESKTOP, chromium, window
 from test_portal_figures import moments
 from test_public import words_of
@@ -20,6 +20,7 @@ from crowdml.cli.ledger import LINK_LASTS
 from crowdml.privacy.odds import odds
 from crowdml.server.portal.health import steps
 from crowdml.server.portal.pages import unbroken
+from crowdml.server.portal.visits import store_words
 from crowdml.server.portal.words import LANGUAGES, words
 
 TOUCH: dict[str, Any] = {"has_touch": True, "is_mobile": True}
@@ -159,7 +160,7 @@ def test_the_curve_of_check_ins_ends_now_and_is_flat_since_the_last():
 
 def test_an_operator_sees_the_plots_that_participants_see_and_the_ends_of_the_curve(busy: Crowd):
     """Review 2, operator finding 10."""
-    desk = set_up(busy) if not busy.running.hub.store.operators() else log_in(busy)
+    desk = sit_down(busy, "onlooker")
     page = f"/operator/tasks/{busy.task.hash.hex()[:12]}"
     text = desk.get(page).text
     for name in ("error", "labels"):
@@ -207,9 +208,8 @@ def test_an_invitation_is_for_the_task_that_one_came_from_and_for_all_only_where
 def test_a_command_for_the_servers_own_machine_names_its_folder(crowd: Crowd):
     """Review 2, operator finding 8: as printed it failed, "there is no server in crowdml-server"."""
     text = words_of(set_up(crowd).get(f"/operator/tasks/{crowd.task.hash.hex()[:12]}").text)
-    store = crowd.running.hub.store
-    where = f"--database {store.name}" if store.path is None else f"--folder {store.path.resolve().parent}"
-    assert f"crowdml task validate {crowd.task.name} FILE.csv --public {where} " in text
+    command = f"crowdml task validate {crowd.task.name} FILE.csv --public {store_words(crowd.running.hub.store)} "
+    assert command in text
 
 
 @pytest.mark.browser
