@@ -712,7 +712,7 @@ MUTANTS: tuple[Mutant, ...] = (
         " (self.device, task, seq, body))\n"
         '            outbox = write("commit") and write("begin immediate") and None\n'
         "            if step is not None:\n                self._add(",
-        f"{CRASHED}test_a_file_cut_between_any_two_writes_of_a_step_holds_the_step_whole_or_not_at_all",
+        f"{CRASHED}test_files_cut_between_any_two_writes_of_a_step_hold_the_step_whole_or_not_at_all",
     ),
     Mutant(
         "sent and never charged",

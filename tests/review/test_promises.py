@@ -152,7 +152,7 @@ def test_a_budget_that_an_earlier_version_kept_is_still_read_and_nothing_is_give
     kept["budget"]["delta"] = 0.1
     (home.path / "device.json").write_text(json.dumps(kept))
     assert home.budget is not None
-    assert budget_text(home.budget, ())[1]["delta"] == 0.1
+    assert budget_text(home.budget, (), tmp_path)[1]["delta"] == 0.1
     with pytest.raises(GuaranteeError, match="Nothing was sent"):
         terms(home, task, find(task))
 
