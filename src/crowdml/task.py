@@ -303,13 +303,13 @@ class Task:
     def protected(self) -> int | None:
         """How many samples, or devices with `unit = "device"`, one release may tell about; None: the task says not.
 
-        A round has at most `masking.cohort` devices, a task with places one device at each of them; a task that names
-        no number has at least one. A device gives at most `privacy.budget.samples`.
+        A round has at most `masking.cohort` devices, a task with places one device at each of them; a device gives at
+        most `privacy.budget.samples`.
         """
         devices = self.masking.cohort if self.masking is not None else len(self.places) or None
-        if self.privacy.unit == "device":
+        if devices is None or self.privacy.unit == "device":
             return devices
-        return None if self.privacy.budget is None else (devices or 1) * self.privacy.budget.samples
+        return None if self.privacy.budget is None else devices * self.privacy.budget.samples
 
     @property
     def largest_delta(self) -> float:

@@ -2466,14 +2466,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "task.py",
         "return LARGEST_DELTA if protected is None else min(LARGEST_DELTA, 1 / (10 * protected))",
         "return LARGEST_DELTA",
-        f"{PROMISES}test_the_ceiling_is_a_tenth_of_one_over_devices_times_samples_where_they_are_known[task0-3.3333333333333333e-06]",
+        f"{PROMISES}test_the_ceiling_is_a_tenth_of_one_over_devices_times_samples_where_both_are_known[task0-3.3333333333333333e-06]",
     ),
     Mutant(
         "the ceiling of delta counts devices and not their samples",
         "task.py",
-        "(devices or 1) * self.privacy.budget.samples",
+        "devices * self.privacy.budget.samples",
         "devices",
-        f"{PROMISES}test_the_ceiling_is_a_tenth_of_one_over_devices_times_samples_where_they_are_known[task0-3.3333333333333333e-06]",
+        f"{PROMISES}test_the_ceiling_is_a_tenth_of_one_over_devices_times_samples_where_both_are_known[task0-3.3333333333333333e-06]",
     ),
     Mutant(
         "totals of pure rows are converted at any delta",
