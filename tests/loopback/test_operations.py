@@ -125,7 +125,7 @@ def test_what_is_one_is_not_said_as_many(tmp_path: Path) -> None:
         crowdml("backup", str(tmp_path / "copy"), "--folder", data)
         files = ("--model", str(tmp_path / "m.safetensors"), "--transcript", str(tmp_path / "told"))
         said = crowdml("task", "export", TASK.name, "--folder", data, *files).out
-    assert "1 check-in up to" in " ".join(said.split())
+    assert "1 entry of the journal up to" in " ".join(said.split())
     card = next(tmp_path.glob("m*.md")).read_text()
     assert "| 1 check-in of 1 device |" in card
     assert "(1 check-in)" in card

@@ -128,9 +128,9 @@ def test_an_operator_sets_up_writes_a_task_invites_watches_revokes_and_takes_the
 
         # simulate it, in a process of its own
         page.locator("#data").select_option("digits012")
-        fill(page, devices="15", trials="2")
+        fill(page, devices="20", trials="2")
         page.get_by_role("button", name="Simulate").click()
-        page.get_by_text("Expected accuracy at 15 devices").wait_for(timeout=240_000)
+        page.get_by_text("Expected accuracy at 20 devices").wait_for(timeout=240_000)
         assert "over 2 trials" in page.content()
         look_around(at, "draft-simulated")
 
