@@ -12,12 +12,19 @@ from table import MUTANTS, Mutant
 import crowdml
 
 PACKAGE = Path(crowdml.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_still_finds_its_place(mutant: Mutant):
     source = (PACKAGE / mutant.file).read_text(encoding="utf-8")
     assert mutant.applied(source) != source
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_names_a_test_that_is_there(mutant: Mutant):
+    file, _, name = mutant.test.partition("::")
+    assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_no_two_mutants_have_one_name():
