@@ -566,7 +566,7 @@ class Process:
         return Turn(sum(map(len, lanes)), wall, cpu, latencies)
 
     async def drive_slowly(self, lanes: Sequence[Sequence[bytes]], rate: float) -> Turn:
-        """The same at `rate` requests a second in all: each lane in its turn, and late where an answer is late."""
+        """Send `rate` requests a second in all: each lane in its turn, and late where an answer is late."""
         began, latencies = time.perf_counter(), list[float]()
 
         async def drive(place: int, requests: Sequence[bytes]) -> None:

@@ -100,7 +100,7 @@ class Consent:
     """How often a sample serves: what it loses is for all of them together."""
     purpose: str = ""
     run_by: str = ""
-    """Who runs the server, by its own words, and its address."""
+    """The server's own words about who runs it, and its address."""
 
 
 def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:

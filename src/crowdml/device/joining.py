@@ -83,7 +83,7 @@ class Invited:
     tasks: tuple[Listed, ...]
     left: int | None = None
     run_by: str = ""
-    """Who runs the server, in one line."""
+    """One line that says who runs the server."""
 
 
 def read_link(url: str, code: str | None) -> tuple[str, str]:

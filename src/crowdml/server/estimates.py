@@ -28,7 +28,7 @@ class Estimate:
 
     @property
     def clipped(self) -> Estimate:
-        """The same estimate within [0, 1]: noise can lead beyond it, but no rate is there."""
+        """This estimate, clipped to [0, 1]: noise can lead beyond it, but no rate is there."""
         return Estimate(*(min(1.0, max(0.0, each)) for each in (self.value, self.low, self.high)))
 
     @classmethod

@@ -39,7 +39,7 @@ LINK = re.compile(r"https?://[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 
 
 ORDER: tuple[State, ...] = ("running", "paused", "stopped", "draft")
-"""Of studies on the first page."""
+"""The order of studies on the first page."""
 
 
 @dataclass(frozen=True)

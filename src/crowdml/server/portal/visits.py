@@ -174,7 +174,7 @@ def visited(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 
 def uploaded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """The same as `visited` for a form with files, which may be larger."""
+    """As `visited`, for a form with files, which may be larger."""
     return _guarded(handler, files=True)
 
 
