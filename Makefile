@@ -6,17 +6,23 @@ READY  := $(VENV)/.ready
 export CROWDML_DATA
 # One thread a process: the tests run in as many processes as there are cores.
 export OPENBLAS_NUM_THREADS ?= 1
+# Compiled modules are kept: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
+# A file's tests share its servers and compiled loops, so they run in one process.
+PYTEST := $(RUN) -m pytest -n auto --dist loadfile --durations 20
+QUICK  := not slow and not kill and not postgres and not browser
 
-.PHONY: demo test test-all figures screenshots bench mutants mutants-deep lint docs clean
+.PHONY: demo test test-all figures screenshots bench mutants mutants-deep record lint docs clean
 
 demo: $(READY)
 	@$(VENV)/bin/crowdml demo
 
 test: $(READY)
-	@$(RUN) -m pytest -m "not slow and not kill and not postgres and not browser" -n auto
+	@$(PYTEST) -m "$(QUICK)"
 
 test-all: $(READY)
-	@$(RUN) -m pytest -m "slow or kill or postgres or browser" -n auto
+	@XLA_FLAGS= $(PYTEST) -m "slow or kill or postgres or browser"
+	@XLA_FLAGS= $(PYTEST) -m "$(QUICK)" tests/sim tests/models tests/privacy
 	@$(MAKE) -s mutants > /dev/null
 	@$(MAKE) -s lint
 
@@ -36,6 +42,10 @@ mutants: $(READY)
 # Every comparison of the code that privacy rests on, taken away in turn: by hand, an hour or two.
 mutants-deep: $(READY)
 	@$(RUN) tests/mutants/deep.py
+
+# Bit for bit, on this machine: the sources before the core moved, and those here.
+record: $(READY)
+	@$(RUN) tests/record/compare.py
 
 lint: $(READY)
 	@$(VENV)/bin/ruff check src tests >&2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import crowdml.tasks
 from crowdml.errors import TaskError
-from crowdml.protocol import quote
+from crowdml.price import Price
 from crowdml.protocols import find
 from crowdml.task import StopRule, Task, from_canonical, load, parse
 
@@ -67,7 +67,7 @@ def test_a_whole_task_reads_exactly():
     assert task.stop == StopRule(20000, Fraction(1, 20))
     assert not task.as_published
     assert find(task).name == "sgd"
-    assert quote(find(task), task).sample_epsilon() <= 1.0
+    assert Price.of(find(task), task).sample_epsilon() <= 1.0
 
 
 @pytest.mark.parametrize("path", sorted(Path(next(iter(crowdml.tasks.__path__))).glob("*.toml")), ids=lambda p: p.stem)
@@ -120,7 +120,7 @@ def test_every_shipped_task_is_one_that_runs(path):
         ('kind = "softmax"', 'kind = "svm"', ["svm", "exactly 2 classes, not 3"]),
         ("l2 = 0.01", "l2 = -0.5", ["model.l2 = -0.5", "0 or more"]),
         ("l2 = 0.01", "l2 = true", ["model.l2 = True", "a number"]),
-        ("l2 = 0.01", "layers = 3", ["layers", "It has none"]),
+        ("l2 = 0.01", "layers = 3", ["layers", "Its settings are bias"]),
         ('kind = "sgd"', 'kind = "admn"', ["protocol.kind = 'admn'", "choose one of", "sgd"]),
         ("batch = 20", "batch = 0", ["protocol.batch = 0", "between 1 and 100000"]),
         ("batch = 20", "", ["protocol.batch is missing"]),
@@ -379,7 +379,7 @@ def edited(draw):
 def test_no_edit_of_a_task_file_raises_anything_but_a_task_error(text):
     try:
         task = parse(text)
-        priced = quote(find(task), task).sample_epsilon()
+        priced = Price.of(find(task), task).sample_epsilon()
     except TaskError as error:
         assert str(error)  # noqa: PT017  # an accepted task is fine too
     else:

@@ -12,8 +12,6 @@ from ipaddress import IPv6Address
 from crowdml.errors import CrowdmlError
 from crowdml.records import record
 
-__all__ = ["BadAddress", "WebAddress", "read_address"]
-
 LONGEST = 1024
 PORTS = {"http": 80, "https": 443}
 _PARTS = re.compile(

@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from crowdml.arrays import Array, Samples, finite_samples
+from crowdml.arrays import Array, Samples, finite_or_zero, finite_samples
 from crowdml.privacy.private import Private, Rows
 
 
@@ -46,8 +46,7 @@ class Buffer:
         """Keep a sample; false if the buffer is full and it was not collected. Not finite: kept as the zero sample."""
         if self.full:
             return False
-        x = np.asarray(x)
-        self._waiting.append((serial, x if np.isfinite(x).all() else np.zeros_like(x), y))
+        self._waiting.append((serial, finite_or_zero(np.asarray(x), rows=True), y))
         return True
 
     def fill(self, x: Array, y: Array) -> None:

@@ -5,20 +5,6 @@ A message says what happened, with numbers; how things stand; and what to do. It
 
 from __future__ import annotations
 
-__all__ = [
-    "ASK_FOR_STATEMENT",
-    "BudgetExhausted",
-    "CrowdmlError",
-    "DataError",
-    "GuaranteeError",
-    "LeakError",
-    "LedgerError",
-    "MissingExtra",
-    "ProtocolError",
-    "TaskError",
-    "UnknownName",
-]
-
 
 class CrowdmlError(Exception):
     """The root of everything that this library raises on purpose."""
@@ -28,8 +14,28 @@ class TaskError(CrowdmlError):
     """A task file or a setting is wrong."""
 
 
+class PluginError(TaskError):
+    """A plug-in cannot be imported, is not installed, or is not the one that a task pins."""
+
+
 class DataError(CrowdmlError):
     """Data is missing or corrupt."""
+
+
+class FitError(TaskError, DataError, ValueError):
+    """A parameter of an estimator, or the data it was given, cannot be used."""
+
+
+class PrivacyWarning(UserWarning):
+    """Something was read off the data that no epsilon covers."""
+
+
+class FormError(CrowdmlError):
+    """What somebody wrote into a form cannot be used. `about` is the field that the sentence stands next to."""
+
+    def __init__(self, sentence: str, about: str = "") -> None:
+        super().__init__(sentence)
+        self.about = about
 
 
 class BudgetExhausted(CrowdmlError):  # noqa: N818  # reads as the sentence it raises

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-__all__ = ["LARGEST", "read_exact"]
-
 LARGEST = 1e30
 """Numbers that people write lie between 1 / LARGEST and LARGEST in size, or are zero: a float32 holds them all."""
 LONGEST = 1000

@@ -7,22 +7,31 @@ device, or ten thousand in a compiled loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
-from math import ceil, isqrt
-from typing import Any, Generic, TypeVar
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from crowdml.arrays import Array, Integers, Samples
-from crowdml.errors import ProtocolError, TaskError
-from crowdml.messages import Address, check_pair
-from crowdml.privacy.losses import Loss, Total
-from crowdml.privacy.mechanisms import Mechanism, Scheduled, paid
+from crowdml.arrays import Array, Integers, Samples, namespace
+from crowdml.channels import NUMBER, Channel, Field, Gathering, combining, default_channel, fields_heard, let_out
+from crowdml.channels import Gathered as Gathered
+from crowdml.errors import ProtocolError
+from crowdml.messages import SERVER, Address
+from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.private import Masked, Private, Release
+from crowdml.privacy.rows import pin_grid
 from crowdml.records import record
+from crowdml.settings import docstrings, read_kind
+from crowdml.shape import Shape
 from crowdml.task import Task
-from crowdml.texts import number_text
+
+if TYPE_CHECKING:
+    from crowdml.models import Model
 
 S = TypeVar("S")
+
+BATCHES_HELD = 10
+"""Batches that a device's buffer holds where a task does not say: they ride out a short outage."""
 
 
 # Events, besides the messages themselves.
@@ -35,6 +44,8 @@ class Sensed:
 
 @record
 class Woken:
+    """The time that a `Wake` asked for has passed."""
+
     tag: str
 
 
@@ -61,14 +72,47 @@ class Publish:
 
 @record
 class Wake:
+    """Tell this role `Woken(tag)` after so many seconds. A later `Wake` with the same tag takes its place."""
+
     after: float
     tag: str
 
 
 @record
+class Rule:
+    """Why a task ends: a rule by its name, the numbers in it, and a sentence for operators."""
+
+    name: str
+    """"steps", "error", "diverged", "schedule", or a name of the protocol's own. "" where an earlier version wrote the
+    sentence alone."""
+    sentence: str
+    numbers: tuple[tuple[str, float], ...] = ()
+
+    def plain(self) -> list[Any]:
+        """The rule as snapshots keep it."""
+        return [self.name, self.sentence, dict(self.numbers)]
+
+    @staticmethod
+    def read(plain: Any) -> Rule | None:
+        """The rule that `plain` wrote, or the sentence that an earlier version did; None where there was none."""
+        if plain is None or isinstance(plain, str):
+            return Rule("", plain) if plain else None
+        name, sentence, numbers = plain
+        return Rule(name, sentence, tuple(numbers.items()))
+
+
+@record
 class Stop:
-    reason: str
+    rule: Rule
     when: Array | None = None
+
+
+def stop_after(last: int | None, made: Integers, thing: str, done: str) -> tuple[Stop, ...]:
+    """Stop by the task's `stop.steps`, where it has one: "3 cohorts have been added up"."""
+    if last is None:
+        return ()
+    sentence = f"{last} {thing} has {done}" if last == 1 else f"{last} {thing}s have {done}"
+    return (Stop(Rule("steps", sentence, (("steps", last),)), made >= last),)
 
 
 Effect = CheckOut | Send | Publish | Wake | Stop
@@ -103,6 +147,8 @@ class Context:
     """How many check-ins of this task the device made before: public, for the server counts them too."""
     place: int | Integers = -1
     """Where in the task's public list of places this device stands; -1: nowhere."""
+    rows: Private[Samples] | None = None
+    """Rows of the server's own, when a round closes or its timer wakes it: for its own door alone."""
 
 
 Handler = Callable[[Task, Any, Any, Context], Step[Any]]
@@ -114,35 +160,6 @@ class Role:
 
     start: Callable[[Task, Context], Step[Any]]
     on: Mapping[type, Handler]
-
-
-@record
-class Field:
-    """What a message's array must look like: NumPy's little-endian name of its type, its shape, its least and most."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    low: int
-    high: int
-
-
-def total_fields(table: Mapping[str, Any], task: Task) -> dict[str, Field]:
-    """What the total of a cohort looks like: each row of the table as a flat vector, and how many survived.
-
-    An honest sum leaves the public bound by more than six standard deviations of a cohort's noise once in 10^9 entries.
-    """
-    masking = task.masking
-    if masking is None or task.privacy.mechanism == "none":
-        raise TaskError("a sum without noise or masks: the simulator runs such a task, a server does not.")
-    fields = {"devices": Field("<i4", (), masking.minimum, masking.cohort)}
-    for name, row in table.items():
-        reach = masking.cohort * row.bound + SIGMAS * (isqrt(ceil(masking.cohort * row.variance)) + 1)
-        fields[name] = Field("<i8", (row.length,), -reach, reach)
-    return fields
-
-
-SIGMAS = 6
-"""Standard deviations of a cohort's noise by which an entry of an honest sum may leave the public bound."""
 
 
 @record
@@ -182,6 +199,58 @@ def _untold(task: Task, state: Any) -> Tally | None:
     return None
 
 
+def _nothing(task: Task) -> Mapping[str, Mechanism]:
+    return {}
+
+
+@lru_cache(maxsize=256)
+def settings_of(task: Task, cls: type[Any]) -> Any:
+    """The `[protocol]` table of a task as this dataclass; what does not fit is refused by its key."""
+    return read_kind(cls, task.protocol, "protocol")
+
+
+@lru_cache(maxsize=256)
+def model_of(task: Task, *penalties: str) -> Model:
+    """The model that a task's `[model]` table names. A protocol names the penalties that it applies itself ("l2")."""
+    from crowdml.models import read_model
+
+    return read_model(task.model, task.features.dimension, task.classes, task.labels.bound, penalties)
+
+
+def _predict(task: Task, weights: Array, x: Array) -> Array:
+    """By the task's own model."""
+    return model_of(task, "l1", "l2").predict(weights, x)
+
+
+def _scores(task: Task, weights: Array, x: Array) -> Array:
+    """By the task's own model; a model of a plug-in that has no scores gives 1 to the class that it predicts."""
+    model = model_of(task, "l1", "l2")
+    if hasattr(model, "scores"):
+        return model.scores(weights, x)  # pyright: ignore[reportAttributeAccessIssue]
+    said = model.predict(weights, x)
+    return said if task.classes is None else (said[:, None] == namespace(said).arange(task.classes)) * 1.0
+
+
+def _as_it_is(task: Task, shape: Shape | None) -> Task:
+    return task
+
+
+def _once(task: Task, shape: Shape) -> int:
+    return 1
+
+
+def _any_shape(shape: Shape, masked: bool) -> str | None:
+    return None
+
+
+def _linear_model(shape: Shape) -> str:
+    return "linear" if shape.classes is None else "softmax"
+
+
+def _each_is_a_step(task: Task, versions: Integers, trips: Integers, steps: int) -> int:
+    return steps
+
+
 def _unremarkable(task: Task) -> tuple[str, ...]:
     return ()
 
@@ -194,38 +263,139 @@ class Protocol:
     device: Role
     server: Role
     mechanisms: Callable[[Task], Mapping[str, Mechanism]]
-    check: Callable[[Task], object]
-    """Refuse a task that this protocol cannot run, with a TaskError that names the key."""
-    batch: Callable[[Task], int]
-    """How many samples a `Sensed` batch has: public, and always the same."""
     model: Callable[[Task, Any], Array]
     """The weights to use, from the server's state."""
-    settle: Callable[[Task], Task]
-    """The task with what the protocol chose for it written in (the grid): the form that is published and pinned."""
-    expected: Callable[[Task], Mapping[str, Mapping[str, Field]]]
-    """For each kind of message that the server hears, what its fields look like; anything else is refused."""
+    check: Callable[[Task], object] = None  # pyright: ignore[reportAssignmentType]  see __post_init__, as for the next
+    """Refuse a task that this protocol cannot run, with a TaskError that names the key. Left out: `mechanisms` does."""
+    batch: Callable[[Task], int] = None  # pyright: ignore[reportAssignmentType]
+    """How many samples a `Sensed` batch has: public, and always the same. Left out: the setting `batch`."""
+    settle: Callable[[Task], Task] = None  # pyright: ignore[reportAssignmentType]
+    """The task with what the protocol chose for it written in: the form that is published and pinned. Left out: the
+    grid of the first row."""
+    expected: Callable[[Task], Mapping[str, Mapping[str, Field]]] = None  # pyright: ignore[reportAssignmentType]
+    """For each kind of message that the server hears, what its fields look like; anything else is refused. Left out:
+    the contribution, its rows of these `shapes`."""
+    shapes: Callable[[Task], Mapping[str, tuple[int, ...]]] = None  # pyright: ignore[reportAssignmentType]
+    """The shape of each row of one device's contribution, where `expected` is left out. Left out: the model's own."""
     progress: Callable[[Task, Any], Tally | None] = _untold
     """From the server's state, what plots may show; None where a protocol counts nothing."""
     remarks: Callable[[Task], tuple[str, ...]] = _unremarkable
     """Sentences on the price of a task, for who is about to start one: `crowdml task check` prints them."""
-    masked: tuple[type, type] | None = None
-    """What one device says under masks (every field `Masked`), and what the server hears of a cohort: the same fields
-    added up, `devices` (the survivors) and `version` (of the publication that the cohort used)."""
+    contribution: Any = None
+    """What one device gives in a check-in (`channels.contribution`), where all channels carry the same rows: it knows
+    what leaves under masks and what a cohort's total is. None where the protocol has no masked form."""
+    channel: Callable[[Task], Channel] = default_channel
+    """How the server hears of contributions: a function of the task alone."""
+    capacity: Callable[[Task], int] = None  # pyright: ignore[reportAssignmentType]
+    """How many samples a device's buffer holds, live and simulated. Left out: the setting `buffer`, or ten batches."""
+    predict: Callable[[Task, Array, Array], Array] = _predict
+    """What a model's weights say of x [n, dimension]: class indices [n], or numbers [n]."""
+    scores: Callable[[Task, Array, Array], Array] = _scores
+    """What `predict` decides by: a score for each class [n, c], or one [n], above 0 for the second of two classes."""
+    gathering: Callable[[Task], Gathering] | None = None
+    """When a round of uploads closes; asked where `channel` says GATHERED. Left out: as `protocol.combine` says."""
+    server_mechanisms: Callable[[Task], Mapping[str, Mechanism]] = _nothing
+    """What the server may release from rows of its own, through its own door."""
     peers: Callable[[Task], Sequence[tuple[int, ...]]] | None = None
     """For each place of the task, the places that a device there writes to and hears from: the server relays what they
     say (`address_of` them, and of nobody else). None, or none of them: all that is said is said to the server."""
     keeps: Callable[[Task], int] = lambda task: 0
-    """Of how many batches a device keeps the samples that it gave: `learn` needs them, and they never leave."""
+    """How many batches of samples that it gave a device keeps: `learn` needs them, and they never leave."""
     learn: Callable[[Task, Any, Kept, int], Any] | None = None
     """What a device makes for itself of its own samples and of what it heard (its state): `models.clusters.Voters`, and
     they never leave. None where devices use what the server publishes."""
+    traced: bool = True
+    """Whether its handlers can be compiled: they take JAX's arrays as well as NumPy's, with numbers of at most 32 bits.
+    Where they cannot, the simulator runs them event by event."""
+    check_ins_until: Callable[[Task, Integers, Integers, int], int] = _each_is_a_step
+    """How many check-ins arrive until the server has made so many steps, `stop.steps`: of each in the order of arrival,
+    how many had arrived when its weights were read, and which of its device's it is."""
+    advise: Callable[[Task, Shape | None], Task] = _as_it_is
+    """The task with settings that nobody chose, where a public rule chooses them: it looks at no sample. The shape of
+    the crowd is None where nobody knows it."""
+    uses: Callable[[Task, Shape], int] = _once
+    """In how many check-ins a sample shall serve, where nobody says so. The task has no settings by rule yet."""
+    fits: Callable[[Shape, bool], str | None] = _any_shape
+    """Why a crowd of this shape cannot run the protocol, alone or under masks, in a sentence; None where it can."""
+    usual_model: Callable[[Shape], str] = _linear_model
+    """The kind of model for a crowd of this shape, where nobody says which."""
+    claims: Callable[[Task], float] | None = None
+    """What a paper says that a sample pays, where a task runs as published."""
     overlaps: bool = False
     """Whether samples may share a reading (`features.kind = "windows"`): only where features never leave a device, and
     each reading is the label of one sample. Elsewhere replacing a reading would change many samples at once."""
+    settings: type | None = None
+    """The dataclass of the `[protocol]` table (`crowdml.settings`): forms and errors know its keys, limits and help."""
 
     def __post_init__(self) -> None:
-        if self.masked is not None:
-            check_pair(*self.masked)
+        object.__setattr__(self, "mechanisms", lru_cache(maxsize=256)(self.mechanisms))  # asked for in every turn
+        usual = {"check": self.mechanisms, "batch": self._batch, "settle": self._settle, "expected": self._expected,
+                 "shapes": self._shapes, "capacity": self._capacity}  # fmt: skip
+        for name, default in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+
+    @property
+    def lacks(self) -> str | None:
+        """What its author forgot, as the end of a sentence; None where nothing is missing."""
+        parts: tuple[Any, ...] = self.name, self.device, self.server
+        if not all(isinstance(part, kind) for part, kind in zip(parts, (str, Role, Role), strict=True)):
+            return "has a text as its name, and a Role as its `device` and its `server`"
+        fields = [] if self.settings is None else [each.name for each in dataclasses.fields(self.settings)]
+        if self.batch == self._batch and "batch" not in fields:
+            return "does not say how many samples a check-in has: declare `batch` in its settings, or pass `batch`"
+        if self.contribution is None and self.expected == self._expected:
+            return "does not say what a device gives: pass its `contribution`, or what the server has `expected`"
+        return None
+
+    def _batch(self, task: Task) -> int:
+        return settings_of(task, self.settings or object).batch
+
+    def _capacity(self, task: Task) -> int:
+        own = 0 if self.settings is None else getattr(settings_of(task, self.settings), "buffer", 0)
+        return own or BATCHES_HELD * self.batch(task)
+
+    def _settle(self, task: Task) -> Task:
+        return pin_grid(task, next(iter(self.mechanisms(task).values())).grid)
+
+    def _shapes(self, task: Task) -> Mapping[str, tuple[int, ...]]:
+        return dict.fromkeys(self.contribution.rows, model_of(task).shape)
+
+    def _expected(self, task: Task) -> Mapping[str, Mapping[str, Field]]:
+        return fields_heard(self.contribution, task, self.mechanisms(task), self.shapes(task), version=NUMBER)
+
+    def rows(self) -> tuple[tuple[str, str, bool], ...]:
+        """Each row of the contribution: its name, its docstring, and whether a task may leave it out."""
+        if self.contribution is None:
+            return ()
+        helps = docstrings(self.contribution)
+        return tuple((name, helps.get(name, ""), optional) for name, optional in self.contribution.rows.items())
+
+    @property
+    def masked(self) -> tuple[Any, Any] | None:
+        """What one device says under masks, and what the server hears of a cohort; None where it has no such form."""
+        made = self.contribution
+        return None if made is None or made.masked is None else (made.masked, made.total)
+
+    def is_masked(self, task: Task) -> bool:
+        """Whether check-ins of this task leave under masks, and the server hears the totals of cohorts alone."""
+        return task.masking is not None and self.masked is not None
+
+    def gathers(self, task: Task) -> Gathering | None:
+        """When a round of uploads closes; None of a task that gathers none."""
+        if self.channel(task) is not Channel.GATHERED:
+            return None
+        if self.gathering is not None:
+            return self.gathering(task)
+        by = combining(task)
+        if by is None:
+            raise ProtocolError(f"protocol {self.name!r} gathers uploads, and does not say when a round closes.")
+        return Gathering(by.uploads, by.fewest, None if by.seconds is None else float(by.seconds))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a role of it sets timers."""
+        return any(Woken in role.on for role in (self.device, self.server))
 
 
 def place_of(address: Address) -> int:
@@ -249,6 +419,21 @@ def check_out(task: Task, waiting: Private[Samples] | None, event: Sensed, ctx: 
     return Step(event.batch, (CheckOut(),))
 
 
+def device_role(made: Any, publication: type, rows: Callable[[Task, Private[Samples], Any], Mapping[str, Any]]) -> Role:
+    """A device that checks out when its batch is full and answers the `publication` with one contribution.
+
+    `rows(task, batch, publication)` gives each row as a Private value: its entry i depends on sample i alone.
+    """
+
+    def answer(task: Task, waiting: Private[Samples] | None, public: Any, ctx: Context) -> Step[Any]:
+        if waiting is None:  # a late or repeated answer
+            return Step(None)
+        said = let_out(made, task, ctx, rows(task, waiting, public), version=public.version)
+        return Step(None, (Send(SERVER, said),))
+
+    return Role(wait, {Sensed: check_out, publication: answer})
+
+
 def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Step[Any]:
     """One step of one role: find the handler for this event and call it."""
     handler = role.on.get(type(event))
@@ -256,155 +441,3 @@ def advance(role: Role, task: Task, state: Any, event: Any, ctx: Context) -> Ste
         heard = ", ".join(kind.__name__ for kind in role.on)
         raise ProtocolError(f"Nobody here hears {type(event).__name__}; this role hears {heard}.")
     return handler(task, state, event, ctx)
-
-
-@record
-class QuotedRow:
-    """A row of the table, priced."""
-
-    row: str
-    mechanism: Mechanism
-    loss: Loss
-    device_loss: Loss
-    alone: Loss
-    """If everyone else colludes (review, R11): the loss itself, but for a row that leaves under masks."""
-    device_alone: Loss
-
-
-@record
-class Quote:
-    """What a check-in costs before any runs: to its dearest sample, and to the device if all samples were replaced.
-
-    Which sample is the dearest depends on how often samples serve and at which delta one asks, so the totals of all
-    positions in the batch are kept and compared when asked. Where check-ins cost unlike (`Scheduled`), these totals are
-    of the dearest one, and several cost what the dearest so many of the schedule do.
-    """
-
-    rows: tuple[QuotedRow, ...]
-    positions: tuple[Total, ...]
-    device: Total
-    delta: float
-    positions_alone: tuple[Total, ...]
-    """If everyone else colludes (review, R11); the same where nothing leaves under masks."""
-    device_alone: Total
-
-    def sample(self, uses: int = 1) -> Total:
-        """What the dearest sample loses after it was used in `uses` check-ins."""
-        if self._scheduled:
-            return dearest(positions(self._table, uses=uses), self.delta)
-        return dearest(self.positions, self.delta, uses)
-
-    def sample_epsilon(self, uses: int = 1) -> float:
-        """A sample's total after it was used in `uses` check-ins."""
-        return self.sample(uses).epsilon(self.delta)
-
-    def device_epsilon(self, check_ins: int = 1) -> float:
-        """The device's total after `check_ins`."""
-        return self._of_device(self.device, check_ins, lambda row: row.device_loss).epsilon(self.delta)
-
-    def sample_epsilon_alone(self, uses: int = 1) -> float:
-        """A sample's total if everyone else colludes."""
-        if self._scheduled:
-            return dearest(positions(self._table, alone, uses), self.delta).epsilon(self.delta)
-        return dearest(self.positions_alone, self.delta, uses).epsilon(self.delta)
-
-    def device_epsilon_alone(self, check_ins: int = 1) -> float:
-        """The device's total if everyone else colludes."""
-        return self._of_device(self.device_alone, check_ins, device_alone).epsilon(self.delta)
-
-    @property
-    def _table(self) -> dict[str, Mechanism]:
-        return {row.row: row.mechanism for row in self.rows}
-
-    @property
-    def _scheduled(self) -> bool:
-        return any(isinstance(row.mechanism, Scheduled) for row in self.rows)
-
-    def _of_device(self, once: Total, check_ins: int, loss: Callable[[Mechanism], Loss]) -> Total:
-        if not self._scheduled:
-            return once.scaled(check_ins)
-        return Total.of(paid(row.mechanism, check_ins, loss) for row in self.rows)
-
-
-def positions(
-    table: Mapping[str, Mechanism], loss: Callable[[Mechanism], Loss] = lambda row: row.loss, uses: int = 1
-) -> tuple[Total, ...]:
-    """What `uses` check-ins cost each sample of a batch: rows that cover the same sample add, disjoint ones do not."""
-    rows = [(row.covers, paid(row, uses, loss)) for row in table.values()]
-    edges = sorted({covers.start for covers, _ in rows})
-    covering = [[lost for covers, lost in rows if covers.start <= edge < covers.stop] for edge in edges]
-    return tuple(dict.fromkeys(Total.of(losses) for losses in covering))
-
-
-def alone(mechanism: Mechanism) -> Loss:
-    """What a release costs a sample if everyone else colludes: a share of noise protects less than the sum's."""
-    return getattr(mechanism, "alone", None) or mechanism.loss
-
-
-def device_alone(mechanism: Mechanism) -> Loss:
-    """The same with all the samples replaced at once."""
-    return getattr(mechanism, "device_alone", None) or mechanism.device_loss
-
-
-def dearest(totals: Iterable[Total], delta: float, uses: int = 1) -> Total:
-    """The total with the largest epsilon at `delta` once each was paid `uses` times."""
-    scaled = [total.scaled(uses) for total in totals]
-    return max(scaled, key=lambda total: total.epsilon(delta), default=Total.of([]))
-
-
-def check_budget(protocol: Protocol, task: Task, uses: int | None = None) -> Quote:
-    """The price of a task. Refused: a plan that overspends the task's budget when samples serve `uses` times, and one
-    that leaves too little if everyone else colludes. Samples serve as often as the task says, where nobody says more.
-    """
-    uses = task.privacy.uses if uses is None else uses
-    if uses < 1:
-        raise TaskError(f"passes = {uses}: a crowd goes over its samples at least once.")
-    priced, batch, budget = quote(protocol, task), protocol.batch(task), task.privacy.budget
-    if task.masking is not None and task.masking.floor is not None and task.privacy.mechanism != "none":
-        left = priced.sample_epsilon_alone(uses)
-        if left > task.masking.floor:
-            raise TaskError(
-                f"task {task.name!r}: if everyone else colludes a sample pays ε = {number_text(left, 4)}, and "
-                f"masking.floor = {float(task.masking.floor):g} is all that it may. Lower "
-                "privacy.epsilon or masking.minimum, or raise the floor."
-            )
-    if budget is None or task.privacy.mechanism == "none":
-        return priced
-    cost = priced.sample_epsilon(uses)
-    if cost > budget.epsilon * (1 + Fraction(1, 10**9)):
-        times = "one check-in" if uses == 1 else f"{uses} check-ins (one a pass)"
-        raise TaskError(
-            f"task {task.name!r}: a sample pays ε = {number_text(cost, 4)} for {times}, and privacy.budget.epsilon = "
-            f"{float(budget.epsilon):g} is all that it may pay. Lower privacy.epsilon"
-            f"{' or the passes' if uses > 1 else ''}, or raise the budget."
-        )
-    if batch > budget.samples:
-        raise TaskError(
-            f"task {task.name!r}: a check-in takes {batch} samples, and privacy.budget.samples = {budget.samples} "
-            "is all that a device may give. Lower protocol.batch, or raise the budget."
-        )
-    return priced
-
-
-def affordable(protocol: Protocol, task: Task, *, uses: int | None = None) -> int | None:
-    """How many check-ins the task's budget allows a device whose samples may serve `uses` times; None: no budget."""
-    budget, uses = task.privacy.budget, task.privacy.uses if uses is None else uses
-    if budget is None:
-        return None
-    priced = quote(protocol, task)
-    limit = budget.epsilon * (1 + Fraction(1, 10**9))
-    paid, beyond = 0, uses + 1
-    while beyond - paid > 1:
-        middle = (paid + beyond) // 2
-        paid, beyond = (middle, beyond) if priced.sample_epsilon(middle) <= limit else (paid, middle)
-    return paid * (budget.samples // protocol.batch(task))
-
-
-def quote(protocol: Protocol, task: Task) -> Quote:
-    """The table, priced; no handler runs."""
-    table = protocol.mechanisms(task)
-    rows = tuple(
-        QuotedRow(name, row, row.loss, row.device_loss, alone(row), device_alone(row)) for name, row in table.items()
-    )
-    device, left = Total.of([row.device_loss for row in rows]), Total.of([row.device_alone for row in rows])
-    return Quote(rows, positions(table), device, task.privacy.delta, positions(table, alone), left)

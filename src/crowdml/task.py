@@ -15,14 +15,14 @@ from dataclasses import field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from crowdml.errors import TaskError, UnknownName
 from crowdml.exact import LARGEST, read_exact
 from crowdml.records import record
-from crowdml.texts import did_you_mean, hidden_control
-
-C = TypeVar("C")
+from crowdml.settings import between, choose, positive, read_section, readable, short
+from crowdml.settings import show as show  # for protocols
+from crowdml.texts import did_you_mean
 
 LONGEST_FILE = 2**20
 """Bytes of a task file, which names at most `MOST_PLACES` places."""
@@ -76,6 +76,9 @@ class Features:
     norm: Bound = None  # pyright: ignore[reportAssignmentType]  windows have a ball of their own
     kind: str = "vector"
     horizon: int = field(default=1, metadata=QUIET)
+    low: Fraction | tuple[Fraction, ...] | None = field(default=None, metadata=QUIET)
+    """Public bounds of the features, one for all or one for each: values are held within them and scaled to [-1, 1]."""
+    high: Fraction | tuple[Fraction, ...] | None = field(default=None, metadata=QUIET)
 
     def __post_init__(self) -> None:
         choose("features.kind", self.kind, ("vector", "accelerometer-spectrum", "windows"))
@@ -87,10 +90,35 @@ class Features:
             raise TaskError(f'features.horizon = {self.horizon}: only features.kind = "windows" look ahead.')
         between("features.dimension", self.dimension, 1, 1_000_000)
         between("features.horizon", self.horizon, 1, 1_000_000)
+        self._check_bounds()
         if self.kind == "accelerometer-spectrum" and self.dimension != SPECTRUM:
             raise TaskError(
                 f"features.dimension = {self.dimension}: an accelerometer-spectrum has {SPECTRUM} numbers, and a model "
                 f'of another size does not fit it. Say {SPECTRUM}, or features.kind = "vector".'
+            )
+
+    def _check_bounds(self) -> None:
+        if self.low is None and self.high is None:
+            return
+        if self.low is None or self.high is None:
+            given, other = ("high", "low") if self.low is None else ("low", "high")
+            raise TaskError(f"features.{given} without features.{other}: columns have two bounds. Say both.")
+        if self.kind != "vector":
+            raise TaskError(f'features.low and features.high are for features.kind = "vector", not "{self.kind}".')
+        for name, bounds in (("low", self.low), ("high", self.high)):
+            if isinstance(bounds, tuple) and len(bounds) != self.dimension:
+                raise TaskError(
+                    f"features.{name} has {len(bounds):,} numbers: one for all columns, or one for each of "
+                    f"features.dimension = {self.dimension:,}."
+                )
+        lows, highs = (
+            bounds if isinstance(bounds, tuple) else (bounds,) * self.dimension for bounds in (self.low, self.high)
+        )
+        crossed = next((place for place in range(self.dimension) if lows[place] > highs[place]), None)
+        if crossed is not None:
+            raise TaskError(
+                f"features.low = {show(lows[crossed])} is above features.high = {show(highs[crossed])} in column "
+                f"{crossed + 1}. Swap them."
             )
 
 
@@ -102,10 +130,14 @@ class Labels:
     kind: str = "class"
     bound: Fraction = Fraction(1)
     bins: tuple[Fraction, ...] = field(default=(), metadata=QUIET)
+    low: Fraction | None = field(default=None, metadata=QUIET)
+    """Public bounds of a number: labels are held within them and scaled to [-1, 1], and predictions scaled back."""
+    high: Fraction | None = field(default=None, metadata=QUIET)
 
     def __post_init__(self) -> None:
         choose("labels.kind", self.kind, ("class", "number"))
         positive("labels.bound", self.bound)
+        self._check_ends()
         if self.kind == "class" and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
             raise TaskError(f"labels.classes = {list(self.classes)}: name at least two different classes, each once.")
         if self.kind == "number" and self.classes:
@@ -120,6 +152,29 @@ class Labels:
                 f"labels.bins = {edges}: the edges between {len(self.classes)} classes, {len(self.classes) - 1} of "
                 "them, each above the one before."
             )
+
+    def _check_ends(self) -> None:
+        if self.low is None and self.high is None:
+            return
+        if self.low is None or self.high is None:
+            given, other = ("high", "low") if self.low is None else ("low", "high")
+            raise TaskError(f"labels.{given} without labels.{other}: a number has two bounds. Say both.")
+        if self.kind != "number":
+            raise TaskError('labels.low and labels.high are for labels.kind = "number". Leave them out.')
+        if self.bound != 1:
+            raise TaskError(
+                f"labels.bound = {show(self.bound)} beside labels.low and labels.high, which bound the labels already. "
+                "Leave it out."
+            )
+        if self.low >= self.high:
+            raise TaskError(f"labels.low = {show(self.low)} is not below labels.high = {show(self.high)}.")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest number that a label can be."""
+        if self.low is None or self.high is None:
+            return -float(self.bound), float(self.bound)
+        return float(self.low), float(self.high)
 
 
 @record
@@ -357,16 +412,16 @@ def _check_values(values: Any) -> None:
     while waiting:  # no recursion: whoever wrote the file chose its depth
         value, where, depth = waiting.pop()
         if depth > DEEPEST:
-            raise TaskError(f"{_short(where)} lies {depth} tables or lists deep: a task has at most {DEEPEST}.")
+            raise TaskError(f"{short(where)} lies {depth} tables or lists deep: a task has at most {DEEPEST}.")
         if isinstance(value, Mapping):
             waiting += [(inner, f"{where}.{key}" if where else str(key), depth + 1) for key, inner in value.items()]
         elif isinstance(value, list):
             waiting += [(inner, where, depth + 1) for inner in value]
         elif isinstance(value, int) and abs(value) > LARGEST:
-            raise TaskError(f"{_short(where)} is a number of {value.bit_length():,} bits: at most {LARGEST:g} in size.")
+            raise TaskError(f"{short(where)} is a number of {value.bit_length():,} bits: at most {LARGEST:g} in size.")
         elif value is not None and not isinstance(value, (str, bool, int, Fraction)):
             raise TaskError(
-                f"{_short(where)} = {value}: a task holds texts, numbers, lists and tables; no date, and no NaN."
+                f"{short(where)} = {value}: a task holds texts, numbers, lists and tables; no date, and no NaN."
             )
 
 
@@ -420,87 +475,6 @@ def find_task(given: str) -> Task:
     return load(given)
 
 
-def read_section(cls: type[C], values: Any, where: str) -> C:
-    """A dataclass from a table of a task file: unknown keys, wrong types and missing keys are refused by name."""
-    if not isinstance(values, Mapping):
-        raise TaskError(f"{where} = {show(values)}: expected a table with {_keys(cls)}{_example(where, values)}.")
-    hints = get_type_hints(cls)
-    fields = {entry.name: entry for entry in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    prefix = f"{where}." if where else ""
-    for key in values:
-        if key not in fields:
-            is_table = isinstance(values[key], Mapping)
-            said = (
-                f"[{prefix}{key}]: no such table." if is_table else f"{prefix}{key} = {show(values[key])}: no such key."
-            )
-            raise TaskError(f"{said}{did_you_mean(key, fields)} Known here: {_keys(cls)}.")
-    found = {name: _convert(hints[name], values[name], f"{prefix}{name}") for name in fields if name in values}
-    for name, entry in fields.items():
-        missing = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-        if name not in found and missing:
-            raise TaskError(f"{prefix}{name} is missing{_example(f'{prefix}{name}')}. {cls.__doc__ or ''}".strip())
-    return cls(**found)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if value is None and type(None) in arguments:
-        return None
-    if origin is Union or str(origin) == "<class 'types.UnionType'>":
-        return _convert(next(kind for kind in arguments if kind is not type(None)), value, where)
-    if dataclasses.is_dataclass(hint):
-        return read_section(hint, value, where)  # pyright: ignore[reportArgumentType]
-    if origin is tuple and isinstance(value, list):
-        return tuple(_convert(arguments[0], item, where) for item in value)
-    if origin in (Mapping, dict) or hint in (Mapping, dict) or getattr(origin, "__name__", "") == "Mapping":
-        if not isinstance(value, Mapping):
-            raise TaskError(f"{where} = {show(value)}: expected a table{_example(where, value)}.")
-        return {
-            key: _convert(arguments[1], item, f"{where}.{key}") if arguments else item for key, item in value.items()
-        }
-    if hint is Any:
-        return value
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if hint in (Fraction, float) and isinstance(value, (int, Fraction)) and not isinstance(value, bool):
-        return hint(value)
-    if hint is str and isinstance(value, str):
-        return value
-    names = {int: "a whole number", Fraction: "a number", float: "a number", str: "a text", bool: "true or false"}
-    lists = {str: "a list of texts", Fraction: "a list of numbers"}
-    wanted = names.get(hint) or lists.get(next(iter(arguments), str), "a list of tables")
-    raise TaskError(f"{where} = {show(value)}: expected {wanted}.")
-
-
-EXAMPLES = {
-    "features.norm": 'norm = { kind = "l2", bound = 1.0 }',
-    "privacy.epsilon": "epsilon = { gradient = 1.0 }",
-    "privacy.budget": "budget = { epsilon = 1.0, samples = 1000 }",
-    "protocol.step": "step = { c = 1.0 }",
-    "protocol.batch": "batch = 20",
-    "masking.cohort": "cohort = 50",
-    "masking.minimum": "minimum = 40",
-    "name": 'name = "my-study"',
-    "features.dimension": "dimension = 64",
-    "privacy.mechanism": 'mechanism = "discrete-gaussian"',
-}
-"""A line that works, for errors about a key; a number that its writer gave stands in it."""
-
-
-def _example(where: str, given: Any = None) -> str:
-    if where not in EXAMPLES:
-        return ""
-    number = isinstance(given, (int, Fraction)) and not isinstance(given, bool) and given > 0
-    example = EXAMPLES[where]
-    return f", such as {example.replace('1.0', show(given), 1) if number else example}"
-
-
-def _keys(cls: type) -> str:
-    return ", ".join(entry.name for entry in dataclasses.fields(cls))
-
-
 def _json(value: Any) -> str:
     """One encoding for one task: sorted keys, no blanks, a fraction as the decimal that it is."""
     if isinstance(value, Fraction):
@@ -525,40 +499,3 @@ def _decimal(value: Fraction) -> str:
             raise TaskError(f"{value} has no finite decimal form, so it cannot stand in a task. Round it.")
     digits = f"{abs(value.numerator) * 10**places // value.denominator:0{places + 1}d}"
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
-
-
-def show(value: Any) -> str:
-    """A value as its writer wrote it, for errors; a table by its keys alone, and a long one cut."""
-    if isinstance(value, Mapping):
-        return _short(f"{{ {', '.join(f'{key} = ...' for key in value)} }}")
-    if isinstance(value, (list, tuple)):
-        return _short(f"[{', '.join(map(show, value))}]")
-    return f"{float(value):g}" if isinstance(value, Fraction) else _short(repr(value))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def choose(where: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise TaskError(f"{where} = {value!r}: choose one of {', '.join(allowed)}.{did_you_mean(value, allowed)}")
-
-
-def between(where: str, value: float | Fraction, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise TaskError(f"{where} = {show(value)}: must lie between {show(low)} and {show(high)}.")
-
-
-def positive(where: str, value: float | Fraction) -> None:
-    if value <= 0:
-        raise TaskError(f"{where} = {show(value)}: must be above 0.")
-
-
-def readable(where: str, text: str, *, lines: bool = True) -> None:
-    """Refuse a text that would not show as it reads: people decide by it whether to take part. `lines`: several."""
-    found = hidden_control(text)
-    if found is not None:
-        raise TaskError(f"{where} has the control character {found} in it, which a terminal obeys: take it out.")
-    if not lines and ("\n" in text or "\t" in text):
-        raise TaskError(f"{where} = {text!r}: one line, without tabs.")

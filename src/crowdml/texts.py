@@ -8,18 +8,6 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-__all__ = [
-    "count_text",
-    "did_you_mean",
-    "harmless",
-    "hidden_control",
-    "local_time",
-    "markdown_text",
-    "number_text",
-    "one_line",
-    "size_text",
-]
-
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but tab and newline, delete, C1, separators of lines and paragraphs, bidirectional controls, lone surrogates."""
 
@@ -65,6 +53,11 @@ def number_text(value: float, digits: int = 3) -> str:
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"
+
+
+def epsilon_text(epsilon: float) -> str:
+    """An ε to four digits; words where there is no guarantee."""
+    return "none: no noise" if math.isinf(epsilon) else number_text(epsilon, 4)
 
 
 def local_time(moment: str) -> str:

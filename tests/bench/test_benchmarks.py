@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 
 from crowdml import bench
+from crowdml.arrays import Samples
 from crowdml.bench import gpu, hand_written, noise, peers, proportions, rounds, scale, sim
 from crowdml.bench.timing import Rate, bound, ratio
 from crowdml.datasets.populations import Population, iid
 from crowdml.errors import UnknownName
 from crowdml.models import make_model
+from crowdml.models.softmax import Softmax
+from crowdml.privacy.grid import Grid
 from crowdml.privacy.laws import DiscreteLaplace
-from crowdml.sim import cohorts
-from crowdml.sim.crowd import Holding
+from crowdml.sim import compiled
+from crowdml.sim.layout import Holding, meet
 
 
 def check_form(result: dict, name: str, keys: set[str]):
@@ -31,16 +34,29 @@ def check_form(result: dict, name: str, keys: set[str]):
     for each in result["ratios"]:
         assert {"key", "name", "value", "unit", "goal", "holds"} <= set(each)
         assert each["value"] > 0
-        assert isinstance(each["holds"], bool)
+        assert isinstance(each["holds"], bool) == (each["goal"] is not None)
 
 
-def test_sim_prints_ours_the_loops_by_hand_and_both_ratios():
-    result = sim.measure(lambda _: None, repeats=1, rows=20_000, with_peers=False)
-    check_form(result, "sim", {"clean", "noisy"})
+def test_sim_prints_ours_the_loops_by_hand_and_both_ratios(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sim, "DEVICES", 50)
+    result = sim.measure(lambda _: None, repeats=1, rows=1_000, with_peers=False)
+    check_form(result, "sim", {"clean", "noisy", "clean-b20", "noisy-b20", "by-sample", "clean-b20-sum"})
     assert {each["measure"] for each in result["ratios"]} <= {"wall", "cpu"}
     names = {row["name"] for row in result["rows"]}
     for kind in ("clean", "noisy"):
         assert {f"ours, {kind}", f"hand-written scan, {kind}", f"NumPy loop, {kind}", f"ours, {kind}, b=20"} <= names
+        assert f"hand-written scan by sample, {kind}, b=20" in names
+
+
+def test_the_loop_by_hand_that_goes_by_sample_clips_and_truncates_each_one_as_the_grid_does():
+    x, y = sim.samples(20)
+    one, limit = (x[None], y[None], np.zeros(1, np.int32)), 700
+    moved = np.asarray(hand_written.scan(2, 20.0, 1e9, None, unroll=1, clip=limit)(*one)[0])
+    gradients = Softmax(sim.DIMENSION, sim.CLASSES).gradients(np.zeros(moved.shape, np.float32), Samples(x, y))
+    steps = Grid(Fraction(1, 2048)).sum(gradients, norm="l1", clip=limit)
+    assert abs(gradients * 2048).sum((1, 2)).min() > limit
+    assert np.abs(moved * -2048 - steps).max() <= 2  # the factor is rounded otherwise
+    assert np.abs(moved).max() * 2048 > 20
 
 
 def test_rounds_prints_ours_the_scan_by_hand_and_both_ratios():
@@ -71,7 +87,7 @@ def test_the_round_of_all_written_by_hand_ends_where_ours_does():
     y = rng.integers(0, 10, (30, gpu.HELD)).astype(np.int32)
     table = np.arange(30 * gpu.HELD, dtype=np.int32).reshape(30, -1)
     holding = Holding(x.reshape(-1, 50), y.reshape(-1), Population("iid", table, np.full(30, gpu.HELD, np.int32), 0))
-    (ours,) = cohorts.run(gpu.work(30), holding, [1], noise=False)
+    (ours,) = compiled.run(gpu.work(30), holding, [meet(gpu.work(30), holding, 1)], [1], noise=False)
     by_hand = hand_written.round_of_all(rate=1.0, clip=1.0, sigma=0.0)
     found = by_hand(jnp.zeros((50, 10)), jnp.asarray(x), jnp.asarray(y), jnp.int32(1))
     np.testing.assert_allclose(ours.model, found, atol=2 / 4096)  # ours is on the grid
@@ -81,8 +97,9 @@ def test_the_rounds_written_by_hand_end_where_ours_do():
     x, y = sim.samples(40_000)
     holding = Holding(x * 10, y, iid(len(x), 40, 0))
     task, table = rounds.work("plain"), holding.population.rows
-    (ours,) = cohorts.run(task, holding, [1], rounds=3, workers=1)
-    who = cohorts.lay_out(task, holding, 1, rounds=3).device
+    laid = meet(task, holding, 1, rounds=3)
+    (ours,) = compiled.run(task, holding, [laid], [1])
+    who = laid.device
     shape = (40, rounds.STEPS, rounds.BATCH)
     by_hand = hand_written.scan_of_rounds((50, 75, 75, 10), rounds.RATE)
     model = make_model("mlp", 50, 10, hidden=[75, 75], seed=1)

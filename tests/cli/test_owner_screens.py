@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from cli_runner import crowdml, refused
 
-from crowdml.device.folder import Folder, Server, offer
-from crowdml.privacy.losses import ZCDP, Pure
+from crowdml.device.folder import Folder, Server, consent_to
+from crowdml.price import Price
+from crowdml.privacy.losses import ZCDP, Pure, Total
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find, settled
 from crowdml.storage import Budget, Charge
@@ -42,7 +43,7 @@ def home(tmp_path: Path, zone: Callable[[str], None]) -> Folder:
     made = Folder(tmp_path / "device")
     made.make()
     made.key()
-    made.accept(TASK, offer(TASK, find(TASK)))
+    made.accept(TASK, consent_to(Price.of(find(TASK), TASK)))
     with made.ledger() as ledger:
         span = ledger.take_serials(28)
         charge = Charge(
@@ -145,8 +146,8 @@ def test_the_link_to_the_owners_page_is_said_to_open_once(home: Folder):
 def test_task_check_has_numbers_for_people_and_exact_ones_for_programs():
     """Review 2, users: owners and operators read `sigma 1.469e+04` and `zcdp 0.311`."""
     shown = crowdml("task", "check", "digits012").out
-    assert "sigma 14,689" in shown
-    assert "at δ = 10⁻⁶" in shown
+    assert "σ = 14,689 steps" in shown
+    assert "At δ = 10⁻⁶" in shown
     for word in ("e+0", "zcdp", "1e-06"):
         assert word not in shown
     (row,) = crowdml("task", "check", "digits012", "--json", "-").json["rows"]
@@ -156,13 +157,13 @@ def test_task_check_has_numbers_for_people_and_exact_ones_for_programs():
 
 
 def test_no_number_that_a_person_reads_has_an_exponent():
-    from crowdml.cli.output import epsilon_text, loss_epsilon
+    from crowdml.texts import epsilon_text
 
     assert [epsilon_text(each) for each in (26_053.4, 0.31123, 4.0, 1.5, 123456789.0)] == [
         "26,053", "0.3112", "4", "1.5", "1.235 × 10⁸",
     ]  # fmt: skip
     assert epsilon_text(float("inf")) == "none: no noise"
-    assert epsilon_text(loss_epsilon(Pure(Fraction(1, 20)), 1e-6)) == "0.05"
+    assert epsilon_text(Total.of([Pure(Fraction(1, 20))]).epsilon(1e-6)) == "0.05"
 
 
 def test_a_moment_of_a_record_is_shown_by_the_readers_clock(zone: Callable[[str], None]):

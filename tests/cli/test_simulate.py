@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_runner import crowdml, refused
+from tasks import MOMENTS, toml
 
 from crowdml import Crowd
 from crowdml.cli.task import SHIPPED_DATA
@@ -125,7 +126,7 @@ def test_bench_lists_its_names_and_refuses_others():
 
 def test_the_ledger_shows_both_totals_and_its_charges_newest_first(tmp_path: Path):
     data = blobs(rows=400, features=4, classes=2, seed=1)
-    crowd = Crowd(epsilon=2.0, devices=10, batch=10, seed=1).fit(data.x_train, data.y_train)
+    crowd = Crowd(epsilon=2.0, devices=10, batch=10, passes=1, bounds=False, seed=1).fit(data.x_train, data.y_train)
     charges = crowd.ledger_.charges()
     path = tmp_path / "ledger.sqlite"
     copy_ledger(charges, path)
@@ -192,43 +193,21 @@ def test_a_masked_task_is_simulated_in_rounds_with_both_epsilons(tmp_path):
     assert series["x"][-1] == found["rounds"] == 20
     assert series["privacy"]["epsilon_alone"] == found["epsilon_sample_alone"]
     assert found["accuracy"] > 0.5
+    events = crowdml("simulate", "digits-masked", "--seed", "1", "--engine", "events", "--json", "-").json
+    assert (found["engine"], events["engine"]) == ("compiled", "events")
+    assert events["rounds"] == 20
+    assert abs(events["accuracy"] - found["accuracy"]) < 0.05  # the same noise; floats round apart
 
 
 def test_what_cohorts_cannot_do_is_refused():
     late = refused("simulate", "digits-masked", "--data", "digits", "--delay", "100")
-    assert "Leave out the delay" in late
-    assert "engine" not in late
-    assert "engine 'compiled' alone" in refused("simulate", "digits-masked", "--data", "digits", "--engine", "events")
+    assert "messages take longer than masking.lease = 30. Take smaller delays" in late
     assert "has no [masking]" in refused("simulate", "digits", "--dropout", "0.1")
-
-
-MOMENTS = """
-name = "moments"
-[features]
-dimension = 64
-norm = { kind = "l2", bound = 1.0 }
-[labels]
-classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-[model]
-kind = "ridge"
-[protocol]
-kind = "gram"
-batch = 20
-[privacy]
-mechanism = "skellam"
-epsilon = { moments = 10.0 }
-[masking]
-cohort = 70
-minimum = 50
-colluders = 2
-[stop]
-steps = 1
-"""
 
 
 def test_a_task_with_gram_is_simulated(tmp_path: Path):
     path = tmp_path / "moments.toml"
-    path.write_text(MOMENTS)
+    path.write_text(toml(MOMENTS))
     found = crowdml("simulate", str(path), "--data", "digits", "--seed", "1", "--dropout", "0.1", "--json", "-")
     assert found.code == 0, found.err
     assert found.json["rounds"] == 1
@@ -254,3 +233,20 @@ def test_a_delta_that_devices_refuse_is_simulated_and_marked(tmp_path: Path):
     assert loose.json["series"][0]["privacy"]["delta_too_large"] is True
     said = " ".join(crowdml("simulate", str(file), *options[:-2]).out.split())
     assert "no device takes part in this task: privacy.delta = 0.001" in said
+
+
+def test_a_verdict_stands_beside_the_accuracy_and_an_outlook_before_the_run():
+    answer = crowdml("simulate", "digits", "--devices", "20", "--seed", "1", "--json", "-")
+    found = answer.json
+    assert found["chance"] == 0.1
+    assert 0.09 < found["majority"] < 0.12
+    assert found["verdict"]["level"] in ("chance", "learned")
+    assert "20 devices" in found["outlook"]
+    said = crowdml("simulate", "digits", "--devices", "20", "--seed", "1").out
+    words = " ".join(said.split())
+    assert words.index("small for its price") < words.index(f"{100 * found['accuracy']:.3g} %")
+
+
+def test_the_command_takes_a_world_or_a_delay():
+    assert "leave out either" in refused("simulate", "digits", "--world", "fleet", "--delay", "5", "--devices", "5")
+    assert "--world do not go" in refused("simulate", "traffic", "--world", "fleet")

@@ -6,39 +6,21 @@ from pathlib import Path
 
 import pytest
 from cli_runner import crowdml, refused
+from tasks import STREET, toml
 
 from crowdml.datasets import series
 from crowdml.datasets.files import locate
 from crowdml.datasets.traffic import CLASSES, EDGES, SCATS
-from crowdml.protocol import quote
+from crowdml.price import Price
 from crowdml.protocols import find
 from crowdml.task import find_task
 
-STREET = """
-name = "street"
-title = "How busy?"
-[features]
-kind = "windows"
-dimension = 5
-[labels]
-classes = ["quiet", "busy", "full"]
-bins = [20, 60]
-[model]
-kind = "clusters"
-k = 6
-[protocol]
-kind = "proportions"
-batch = 48
-peers = 2
-[privacy]
-mechanism = "discrete-laplace"
-epsilon = { counts = 1.0 }
-""" + "".join(f'[[places]]\nname = "corner {n}"\nlat = 0.0\nlon = 0.{n}\n' for n in range(1, 4))
+CORNERS = "".join(f'[[places]]\nname = "corner {n}"\nlat = 0.0\nlon = 0.{n}\n' for n in range(1, 4))
 
 
 def street(folder: Path) -> str:
     path = folder / "street.toml"
-    path.write_text(STREET)
+    path.write_text(toml(STREET, title="How busy?") + CORNERS)
     return str(path)
 
 
@@ -81,7 +63,7 @@ def test_the_shipped_task_lists_the_places_of_its_data_and_has_the_papers_bins()
     task = find_task("traffic")
     assert task.labels.classes == CLASSES
     assert [float(edge) for edge in task.labels.bins] == list(EDGES)
-    assert quote(find(task), task).sample_epsilon() == 1
+    assert Price.of(find(task), task).sample_epsilon() == 1
     assert len(task.places) == 106
     if locate(SCATS) is not None:
         assert tuple(place.name for place in task.places) == series("scats").names

@@ -6,25 +6,9 @@ from pathlib import Path
 
 import pytest
 from cli_runner import crowdml, refused
+from tasks import COUNTS, toml
 
-MOODS = """
-name = "moods"
-title = "How do people feel today?"
-[features]
-dimension = 1
-norm = { kind = "l2", bound = 1.0 }
-[labels]
-classes = ["bad", "fair", "good"]
-[model]
-kind = "histogram"
-[protocol]
-kind = "proportions"
-batch = 10
-[privacy]
-mechanism = "discrete-laplace"
-epsilon = { counts = 0.5 }
-budget = { epsilon = 0.5, samples = 60 }
-"""
+MOODS = toml(COUNTS, title="How do people feel today?", privacy={"budget": {"epsilon": 0.5, "samples": 60}})
 
 
 def moods(folder: Path, more: str = "", text: str = MOODS) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from cli_runner import crowdml, refused
+from plugged import EXAMPLES, MEDIANS, no_plugins_left
 
 from crowdml.cli.output import Report, say_error
-from crowdml.protocol import check_budget
+from crowdml.price import Price, check_budget
 from crowdml.protocols import find, settled
+from crowdml.server.invitations import admitted, join_commands
+from crowdml.server.serve import DATABASE
+from crowdml.storage.server import Store
 from crowdml.task import find_task, shipped, shipped_text
+from crowdml.texts import epsilon_text
 
 
 def written(folder: Path, text: str) -> str:
@@ -44,6 +50,32 @@ def test_check_prints_the_price_and_the_hash():
     ):
         assert word in answer.out
     assert settled(find_task("activity")).hash.hex() in answer.out, "the hash that a server would host"
+
+
+def test_check_tells_whether_the_crowd_that_is_expected_is_too_small_for_the_price():
+    few, many = ((*["task", "check", "activity", "--held", "100", "--devices"], number) for number in ("20", "20000"))
+    said = " ".join(crowdml(*few).out.split())
+    assert "20 devices with 100 samples each: This crowd is small for its price" in said
+    assert "What would help: about" in said
+    found = crowdml(*few, "--json", "-").json
+    assert found["crowd"] == {"devices": 20, "held": 100}
+    assert "20 devices" in found["outlook"]
+    assert "20,000 devices with 100 samples each: This crowd is large enough" in " ".join(crowdml(*many).out.split())
+    assert crowdml(*many, "--json", "-").json["outlook"] is None
+
+
+def test_check_says_what_is_missing_where_nothing_tells_how_large_the_crowd_will_be(tmp_path: Path):
+    said = " ".join(crowdml("task", "check", "activity").out.split())
+    assert "does not say how many devices there will be. With --devices N, and --held M" in said
+    text = re.sub(r"budget = .*", "", shipped_text("digits-masked"))
+    task = written(tmp_path, re.sub(r"gradient = 4.0", "gradient = 0.1", text))  # one full cohort, a batch each
+    assert crowdml("task", "check", task, "--json", "-").json["crowd"] == {"devices": 25, "held": 14}
+    assert "25 devices with 14 samples each: This crowd is small" in " ".join(
+        crowdml("task", "check", task).out.split()
+    )
+    for counting in ((), ("--devices", "9")):
+        said = crowdml("task", "check", "traffic", *counting).out
+        assert ("No rule tells whether a crowd is too small" in said) == bool(counting)
 
 
 def test_checks_json_prices_a_sample_once_and_the_device_after_1_10_and_all_check_ins():
@@ -114,9 +146,6 @@ def test_new_writes_a_task_that_check_accepts_and_never_overwrites(tmp_path: Pat
 
 
 def test_a_task_is_started_closed_listed_and_opened_again_on_a_servers_folder(tmp_path: Path):
-    from crowdml.server.serve import DATABASE
-    from crowdml.storage.server import Store
-
     folder = ("--folder", str(tmp_path))
     assert "no server in" in refused("task", "list", *folder)
     with Store(tmp_path / DATABASE):
@@ -179,7 +208,7 @@ def test_words_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixtu
 
 
 def test_the_lists_of_commands_are_in_whole_sentences():
-    for arguments in ((), ("task",)):
+    for arguments in ((), ("task",), ("data",)):
         lines = crowdml(*arguments, "--help").out.partition("Commands:")[2].splitlines()
         cut = {line.split()[0] for line in lines if line.endswith("...")}
         assert not cut
@@ -207,6 +236,12 @@ def test_a_masked_task_is_checked_with_both_prices_and_its_cohorts():
     assert found["device"][0]["epsilon_sample"] < found["epsilon_sample"] == found["device"][-1]["epsilon_sample"]
     assert found["masking"]["honest"] == 18
     assert found["masking"]["bytes"] == 640 * 4
+    task = settled(find_task("digits-masked"))
+    price = Price.of(find(task), task)
+    assert found.items() >= price.plain.items()
+    for after, *epsilons in price.table:
+        assert " ".join([after, *map(epsilon_text, epsilons)]) in text
+    assert price.note in text
     assert [row["observer"] for row in found["rows"]] == ["aggregate"]
 
 
@@ -270,3 +305,16 @@ def test_a_wrong_key_of_a_protocol_names_its_file(tmp_path: Path):
 def test_a_mistyped_option_is_answered_with_the_nearest_one():
     """A newcomer's trial, owner 21."""
     assert "No such option '--sorce'. Did you mean '--source'?" in crowdml("join", "link", "--sorce", "csv:a").err
+
+
+def test_a_hosted_task_whose_plugin_is_not_here_is_listed_and_its_join_command_names_the_file(tmp_path: Path):
+    folder, medians = str(tmp_path), str(EXAMPLES / "medians.toml")
+    with no_plugins_left(), Store(tmp_path / DATABASE) as store:
+        assert crowdml("task", "start", medians, "--plugin", str(MEDIANS), "--folder", folder).code == 0
+        (command,) = join_commands("https://here", "CODE", admitted(store, []))
+    assert command == "crowdml join https://here/join/CODE --plugin FILE.py --source csv:FILE"
+    answer = crowdml("task", "list", "--folder", folder, "--json", "-")
+    (row,) = answer.json["tasks"]
+    assert (row["name"], row["state"]) == ("medians", "aside")
+    assert row["why"].startswith("protocol.kind = 'medians' needs the plug-in sha256:")
+    assert "medians is put aside: protocol.kind" in crowdml("task", "list", "--folder", folder).out

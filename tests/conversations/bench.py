@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.messages import Envelope, decode, seal
-from crowdml.privacy.door import Door, Passage
+from crowdml.privacy.door import Passage
 from crowdml.privacy.noise import Silence, Source
 from crowdml.privacy.private import Private, Rows
-from crowdml.protocol import Context, Protocol, Publish, Role, Send, Sensed, Step, Stop, advance
+from crowdml.protocol import Context, Protocol, Role, Sensed
 from crowdml.task import Task
+from crowdml.turn import Outcome, device_turn, server_turn
 
 TASK = """
 name = "bench"
@@ -91,9 +92,12 @@ def sensed(batch: Samples) -> Sensed:
 class Answer:
     """What one event brought about."""
 
-    step: Step[Any]
+    turn: Outcome
     envelopes: tuple[Envelope, ...]
-    passages: tuple[Passage, ...]
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        return tuple(self.turn.passages)
 
     @property
     def kinds(self) -> list[str]:
@@ -107,20 +111,20 @@ class Answer:
 
     @property
     def effects(self) -> list[str]:
-        return [type(effect).__name__ for effect in self.step.effects]
+        return [type(effect).__name__ for effect in self.turn.effects]
 
     @property
     def published(self) -> Any:
-        return next((effect.message for effect in self.step.effects if isinstance(effect, Publish)), None)
+        return self.turn.published
 
     @property
     def stopped(self) -> list[str]:
-        return [e.reason for e in self.step.effects if isinstance(e, Stop) and (e.when is None or bool(e.when))]
+        return [stop.rule.sentence for stop in self.turn.stops if stop.when is None or bool(stop.when)]
 
 
 @dataclass
 class Bench:
-    """One role of a protocol. Every event has its own door; what passed it is in `ledger`, oldest first."""
+    """One role of a protocol. Every event has its own turn; what passed its doors is in `ledger`, oldest first."""
 
     protocol: Protocol
     role: Role
@@ -130,27 +134,29 @@ class Bench:
     seq: int = 0
 
     def __post_init__(self) -> None:
-        self.first = self.role.start(self.task, Context(me="bench"))
+        step = self.role.start(self.task, Context(me="bench"))
+        self.first = Outcome(step.state, step.effects)
         self.state = self.first.state
 
     @property
     def published(self) -> Any:
         """What the role offered before it heard anything."""
-        return next(effect.message for effect in self.first.effects if isinstance(effect, Publish))
+        return self.first.published
 
     def hears(self, event: Any, **context: Any) -> Answer:
-        door = Door(self.protocol.mechanisms(self.task), self.noise)
-        ctx = replace(Context(me="bench", release=door.release), **context)
-        step = advance(self.role, self.task, self.state, event, ctx)
-        self.state = step.state
-        self.ledger.extend(door.passages)
+        if self.role is self.protocol.server:
+            turn = server_turn(self.protocol, self.task, self.state, event, **context)
+        else:
+            turn = device_turn(
+                self.protocol, self.task, self.state, event, **{"noise": self.noise, "me": "bench", **context}
+            )
+        self.state = turn.state
+        self.ledger.extend(turn.passages)
         sealed: list[Envelope] = []
-        for effect in step.effects:
-            if isinstance(effect, Send):
-                self.seq += 1
-                to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
-                sealed.append(seal(self.task.hash, "bench", to, self.seq, effect.message, door))
-        return Answer(step, tuple(sealed), tuple(door.passages))
+        for to, message in turn.said:
+            self.seq += 1
+            sealed.append(seal(self.task.hash, "bench", to, self.seq, message, turn.door))
+        return Answer(turn, tuple(sealed))
 
 
 def device(protocol: Protocol, task: Task, noise: Source | None = None) -> Bench:

@@ -8,8 +8,8 @@ from crowdml.arrays import Samples
 from crowdml.privacy.noise import Silence
 from crowdml.protocols import find
 from crowdml.protocols.local_updates import Weights
-from crowdml.sim.crowd import turn
 from crowdml.task import Task, parse
+from crowdml.turn import check_in
 
 TEXT = """
 name = "local"
@@ -77,4 +77,4 @@ def publication(weights: np.ndarray, version: int = 0, taken: int = 0) -> Weight
 
 def said(task: Task, batch: Samples, public: Weights, *, noise=None, trip: int = 0):
     """The one message of a device's turn."""
-    return turn(find(task), task, batch, public, noise or Silence(), me="device", trip=trip)[0]
+    return check_in(find(task), task, batch, public, noise=noise or Silence(), me="device", trip=trip).message

@@ -8,10 +8,10 @@ from bench import device, samples, sensed, server
 from crowdml.arrays import Samples
 from crowdml.errors import LeakError, TaskError
 from crowdml.messages import encode
+from crowdml.price import Price
 from crowdml.privacy.door import Door
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows, Stamp
-from crowdml.protocol import quote
 from crowdml.protocols import admm, find
 from crowdml.protocols.admm import Centre, Update, plan
 from crowdml.wire.states import pack_state, unpack_state
@@ -48,7 +48,7 @@ def test_a_device_says_one_vector_a_round_and_keeps_nothing_for_the_next():
 
 def test_what_leaves_under_masks_has_no_bytes_of_its_own():
     door = Door(admm.mechanisms(TASK), Silence())
-    said = admm.MaskedUpdate(door.masked("update", Private(np.zeros((1, 4)), Rows(0, 5), _rows=False)))
+    said = admm.Update.masked(door.masked("update", Private(np.zeros((1, 4)), Rows(0, 5), _rows=False)))
     with pytest.raises(LeakError, match="no bytes of its own"):
         encode(said)
     with pytest.raises(LeakError, match="under masks"):
@@ -75,7 +75,7 @@ def test_an_update_is_where_fixed_gradient_steps_from_the_centre_end():
 def test_no_publication_makes_an_update_that_is_not_finite_or_longer_than_its_reach(entry):
     row = plan(TASK).table["update"]
     said = contribution(TASK, BATCH, np.full(4, entry, np.float32))
-    assert np.abs(said).max() <= row.reach
+    assert np.abs(said).max() <= row.limit
 
 
 def test_a_centre_beyond_its_ball_is_brought_to_it_on_the_device_too():
@@ -203,13 +203,13 @@ def test_as_published_is_not_for_devices():
 )
 def test_every_smooth_loss_has_a_price_that_all_uses_together_keep(changes):
     task = admm_task(**changes)
-    assert quote(find(task), task).sample_epsilon(task.privacy.uses) <= 1.0
-    assert quote(find(task), task).sample_epsilon(task.privacy.uses) > 0.98
+    assert Price.of(find(task), task).sample_epsilon(task.privacy.uses) <= 1.0
+    assert Price.of(find(task), task).sample_epsilon(task.privacy.uses) > 0.98
 
 
 def test_masks_promise_less_if_everyone_else_colludes():
-    price = quote(find(TASK), TASK)
-    assert price.sample_epsilon_alone(3) > price.sample_epsilon(3)
+    price = Price.of(find(TASK), TASK)
+    assert price.sample_epsilon(3, alone=True) > price.sample_epsilon(3)
     assert price.device_epsilon(3) > price.sample_epsilon(3)
 
 

@@ -12,9 +12,9 @@ from proportions_task import histogram, street
 from crowdml.arrays import Samples
 from crowdml.errors import TaskError
 from crowdml.messages import decode
+from crowdml.price import Price
 from crowdml.privacy.private import RECEIVED, Release
 from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.protocol import quote
 from crowdml.protocols import find, proportions
 from crowdml.protocols.proportions import Counted, Proportions, mechanisms, near, plan
 
@@ -134,8 +134,8 @@ def test_devices_learn_from_their_windows_and_their_peers_and_go_on_when_peers_a
 def test_a_count_costs_epsilon_whoever_hears_it_and_its_scale_is_two_over_epsilon():
     row = mechanisms(street(epsilon=0.1))["counts"]
     assert (row.sensitivity.bound, row.scale) == (2, 20)
-    assert proportions.variance(row) == pytest.approx(799.8334, rel=1e-6)
-    assert quote(PROTOCOL, street(epsilon=0.1)).sample_epsilon(1) == pytest.approx(0.1)
+    assert row.noise_variance == pytest.approx(799.8334, rel=1e-6)
+    assert Price.of(PROTOCOL, street(epsilon=0.1)).sample_epsilon(1) == pytest.approx(0.1)
 
 
 def test_the_same_bytes_leave_for_the_same_noise_whatever_the_windows_hold():
@@ -156,7 +156,7 @@ def test_a_crowd_that_only_counts_tells_the_server_and_under_masks_only_its_sum(
     assert envelope.to == {"server"}
     assert decode(envelope.kind, envelope.body).counts.value.tolist() == [12, 0, 8]
     assert {row.observer.value for row in find(masked).mechanisms(masked).values()} == {"aggregate"}
-    assert quote(find(masked), masked).sample_epsilon() <= 1.0
+    assert Price.of(find(masked), masked).sample_epsilon() <= 1.0
 
 
 @pytest.mark.parametrize(

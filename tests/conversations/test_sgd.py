@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from crowdml.arrays import Samples
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.messages import SERVER, encode
+from crowdml.price import Price
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.private import Release, Rows, Stamp
 from crowdml.privacy.sensitivity import L2
-from crowdml.protocol import Context, Sensed, Woken, advance, quote
+from crowdml.protocol import Context, Sensed, Woken, advance
 from crowdml.protocols import find, sgd
-from crowdml.protocols.sgd import Gradient, Params, plan, progress
+from crowdml.protocols.sgd import Gradient, Params, plan, tally
 from crowdml.task import parse
 from crowdml.wire.states import pack_state, unpack_state
 
@@ -302,25 +303,37 @@ def test_progress_of_the_crowd_is_what_its_counts_add_up_to():
     for errors, labels in (([3], [2, 2, 1]), ([1], [0, 5, 0])):
         bench.hears(gradient(scaled(0.1), errors, labels))
     state = bench.state
-    shown = progress(TASK, int(state.steps), int(state.errors), state.labels)
-    assert (shown.check_ins, shown.error) == (2, 0.4)
-    assert shown.labels == pytest.approx((0.2, 0.7, 0.1))
+    shown = tally(TASK, state)
+    assert (shown.check_ins, *rates(shown.errors)) == (2, 0.4)
+    assert rates(shown.labels) == pytest.approx((0.2, 0.7, 0.1))
     alpha = math.exp(-0.5)  # errors at epsilon 0.5: scale 2
-    assert shown.error_sd == pytest.approx(math.sqrt(2 * 2 * alpha) / (1 - alpha) / 10)
+    assert math.sqrt(shown.errors.variance) / shown.errors.samples == pytest.approx(
+        math.sqrt(2 * 2 * alpha) / (1 - alpha) / 10
+    )
     alpha = math.exp(-0.25)  # labels at epsilon 0.5: scale 4
-    assert shown.labels_sd == pytest.approx(math.sqrt(2 * 2 * alpha) / (1 - alpha) / 10)
+    assert math.sqrt(shown.labels.variance) / shown.labels.samples == pytest.approx(
+        math.sqrt(2 * 2 * alpha) / (1 - alpha) / 10
+    )
 
 
-def test_progress_of_one_device_counts_its_check_ins_and_its_held_out_samples():
-    shown = progress(task(held_out=2), 3, 3, np.array([3, 6, 6]))
-    assert shown.error == 0.5  # three check-ins with two held-out samples each
-    assert shown.labels == pytest.approx((0.2, 0.4, 0.4))
+def rates(noisy):
+    return tuple(count / noisy.samples for count in noisy.counts)
+
+
+def test_progress_counts_check_ins_and_their_held_out_samples():
+    held_out = task(held_out=2)
+    state = replace(server(sgd.protocol, held_out).state, counted=3, errors=3, labels=np.array([3, 6, 6]))
+    shown = tally(held_out, state)
+    assert rates(shown.errors) == (0.5,)  # three check-ins with two held-out samples each
+    assert rates(shown.labels) == pytest.approx((0.2, 0.4, 0.4))
 
 
 def test_progress_before_any_check_in_and_without_counts():
-    assert progress(TASK, 0, 0, np.zeros(3)).error == 0
-    shown = progress(task(epsilon="{ gradient = 1.0 }"), 2, 0, np.zeros(3))
-    assert (shown.error_sd, shown.labels_sd) == (0.0, 0.0)
+    shown = tally(TASK, server(sgd.protocol, TASK).state)
+    assert (shown.check_ins, shown.errors.counts, shown.errors.samples) == (0, (0,), 0)
+    uncounted = task(epsilon="{ gradient = 1.0 }")
+    shown = tally(uncounted, server(sgd.protocol, uncounted).state)
+    assert (shown.errors, shown.labels) == (None, None)
 
 
 # Price
@@ -333,10 +346,10 @@ def test_a_held_out_sample_and_a_used_one_do_not_pay_for_each_other():
         "mechanism": "discrete-laplace",
         "epsilon": "{ gradient = 1.0, errors = 0.25, labels = 0.5 }",
     }
-    assert quote(sgd.protocol, task(**prices)).sample_epsilon() == 1.75
-    assert quote(sgd.protocol, task(**prices, held_out=2)).sample_epsilon() == 1.5
+    assert Price.of(sgd.protocol, task(**prices)).sample_epsilon() == 1.75
+    assert Price.of(sgd.protocol, task(**prices, held_out=2)).sample_epsilon() == 1.5
     dear = {**prices, "epsilon": "{ gradient = 1.0, errors = 2.0, labels = 0.5 }"}
-    assert quote(sgd.protocol, task(**dear, held_out=2)).sample_epsilon() == 2.5
+    assert Price.of(sgd.protocol, task(**dear, held_out=2)).sample_epsilon() == 2.5
 
 
 def test_the_price_of_a_check_in_is_what_its_passages_add_up_to():
@@ -349,8 +362,8 @@ def test_the_price_of_a_check_in_is_what_its_passages_add_up_to():
         sum((p.mechanism.loss.epsilon for p in bench.ledger if p.part.start <= row < p.part.stop), Fraction(0))
         for row in range(5)
     ]
-    assert float(max(each)) == quote(sgd.protocol, priced).sample_epsilon()
-    assert quote(sgd.protocol, priced).device.pure == sum(p.mechanism.device_loss.epsilon for p in bench.ledger)
+    assert float(max(each)) == Price.of(sgd.protocol, priced).sample_epsilon()
+    assert Price.of(sgd.protocol, priced).device().pure == sum(p.mechanism.device_loss.epsilon for p in bench.ledger)
     assert all(isinstance(p.mechanism.loss, Pure) for p in bench.ledger)
 
 
@@ -472,9 +485,6 @@ def test_the_tally_has_the_sums_and_the_variance_of_their_noise_so_that_differen
     assert (one.errors.counts, two.errors.counts, two.labels.counts) == ((2,), (1,), (1, 5, 3))
     assert two.errors.samples == 2 * one.errors.samples
     assert two.errors.variance == pytest.approx(2 * one.errors.variance)
-    rates = progress(TASK, 2, 1, np.array([1, 5, 3]))
-    assert rates.error == two.errors.counts[0] / two.errors.samples
-    assert rates.error_sd == pytest.approx(math.sqrt(two.errors.variance) / two.errors.samples)
 
 
 def test_a_task_that_lets_no_counts_out_tallies_its_check_ins_alone():

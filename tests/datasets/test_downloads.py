@@ -218,7 +218,7 @@ def test_real_mnist_is_built_from_its_idx_files_into_a_file_that_loads(real_data
         )
         (path,) = fetch("mnist")
     assert hashlib.sha256(path.read_bytes()).hexdigest() == MNIST.sha256[1]
-    assert load("mnist").x_train.shape == (60_000, 50)
+    assert load("mnist").x_train.shape == (59_760, 50)
 
 
 def test_real_recordings_are_built_from_their_text_files_into_the_same_arrays(real_data, monkeypatch, tmp_path):

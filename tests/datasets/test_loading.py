@@ -6,8 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -118,24 +117,33 @@ def test_loading_data_imports_numpy_and_neither_scikit_learn_nor_jax():
 # Nothing private and nothing that errors are reported on is ever fitted (review, R4)
 
 
-def test_mnist_pca_does_not_change_when_training_and_evaluation_images_do():
+def test_mnist_pca_does_not_change_when_the_images_of_devices_and_of_tests_do():
     arrays = small_mnist(np.random.default_rng(21))
     other = small_mnist(np.random.default_rng(22))
-    changed = {**arrays, "x_train": other["x_train"], "x_test": arrays["x_test"].copy()}
-    changed["x_test"][5000:] = other["x_test"][5000:]
+    changed = {**arrays, "x_train": arrays["x_train"].copy(), "x_test": other["x_test"]}
+    changed["x_train"][240:] = other["x_train"][240:]
     before, after = recipes.mnist_splits(arrays), recipes.mnist_splits(changed)
     assert before.x_public.tobytes() == after.x_public.tobytes()
-    assert (before.x_test != after.x_test).any()
+    assert (before.x_train != after.x_train).any()
     probe = recipes.mnist_splits({**changed, "x_train": arrays["x_train"]})
     assert probe.x_train.tobytes() == before.x_train.tobytes()  # the same map, whatever is evaluated on
+
+
+def test_no_device_holds_a_public_image_of_mnist():
+    arrays = small_mnist(np.random.default_rng(21))
+    pixels = recipes.mnist_pixel_splits(arrays)
+    assert (len(pixels.x_train), len(pixels.x_test), len(pixels.x_public)) == (60, 10_000, 240)
+    public = {row.tobytes() for row in pixels.x_public}
+    assert not public & {row.tobytes() for row in pixels.x_train}
+    assert (np.concatenate([pixels.y_public, pixels.y_train]) == arrays["y_train"]).all()
 
 
 def test_mnist_pca_does_change_with_the_public_images_and_as_published_with_the_training_images():
     arrays = small_mnist(np.random.default_rng(21))
     other = small_mnist(np.random.default_rng(22))
-    public = arrays["x_test"].copy()
-    public[:5000] = other["x_test"][:5000]
-    assert (recipes.mnist_splits({**arrays, "x_test": public}).x_train != recipes.mnist_splits(arrays).x_train).any()
+    public = arrays["x_train"].copy()
+    public[:240] = other["x_train"][:240]
+    assert (recipes.mnist_splits({**arrays, "x_train": public}).x_test != recipes.mnist_splits(arrays).x_test).any()
     published = recipes.mnist_as_published_splits(arrays)
     assert len(published.y_test) == 10_000
     assert len(published.y_public) == 0
@@ -338,23 +346,31 @@ def test_real_data_has_the_rows_features_and_classes_that_the_table_says(real_da
 
 def test_real_mnist_splits_are_the_images_they_are_said_to_be(real_data):
     raw, data = read_npz(real_data / "mnist.npz", "mnist"), load("mnist")
-    assert (data.y_train == raw["y_train"]).all()
-    assert (data.y_public == raw["y_test"][:5000]).all()
-    assert (data.y_test == raw["y_test"][5000:]).all()
+    assert (data.y_public == raw["y_train"][:240]).all()
+    assert (data.y_train == raw["y_train"][240:]).all()
+    assert (data.y_test == raw["y_test"]).all()
+    pixels = load("mnist-pixels", normalise="none")
+    assert (pixels.x_public[7] == raw["x_train"][7].ravel() / np.float32(255)).all()
+    assert (pixels.x_train[0] == raw["x_train"][240].ravel() / np.float32(255)).all()
+    published = load("mnist-as-published")
+    assert (len(published.y_train), len(published.y_test)) == (60_000, 10_000)
 
 
 def test_a_damaged_cache_entry_of_real_mnist_is_rebuilt_to_the_same_bits(real_data):
     before = load("mnist")
-    (entry,) = (cache_folder() / "prepared").glob("mnist-1-*.npz")
+    (entry,) = (cache_folder() / "prepared").glob("mnist-2-*.npz")
     entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
     assert load("mnist").x_train.tobytes() == before.x_train.tobytes()
 
 
-def test_real_mnist_loads_from_the_cache_in_under_a_second(real_data):
-    load("mnist")
-    start = time.process_time()
-    load("mnist")
-    assert time.process_time() - start < 1
+def test_real_mnist_is_prepared_once_and_then_loads_from_the_cache(real_data, monkeypatch):
+    before = load("mnist")
+
+    def again(*_):
+        raise AssertionError("prepared again")
+
+    monkeypatch.setitem(SPECS, "mnist", replace(SPECS["mnist"], recipe=again))
+    assert load("mnist").x_train.tobytes() == before.x_train.tobytes()
 
 
 def test_as_published_mnist_is_the_published_file_up_to_signs(real_data):
@@ -378,23 +394,22 @@ def test_least_squares_on_public_pca_features_is_as_good_as_on_published_ones(re
         data = load(name)
         gram = data.x_train.T @ data.x_train
         weights = np.linalg.solve(gram, data.x_train.T @ np.eye(10, dtype=np.float32)[data.y_train])
-        return ((data.x_test @ weights).argmax(axis=1) != data.y_test)[-5000:].mean()
+        return ((data.x_test @ weights).argmax(axis=1) != data.y_test).mean()
 
     public, published = error("mnist"), error("mnist-as-published")
-    assert public < 0.13
+    assert public < 0.19
     assert abs(public - published) < 0.01
 
 
 @pytest.mark.slow
-def test_the_two_halves_of_the_mnist_test_images_are_not_equally_hard(real_data):
-    """The evaluation half is the easier one, with either PCA: errors on it are not the paper's, which are on both."""
+def test_components_of_240_public_images_are_about_as_good_as_those_of_all_training_images(real_data):
+    """Errors are on all test images, as in papers, so they stand beside each other."""
     linear = pytest.importorskip("sklearn.linear_model")
-    published, public = load("mnist-as-published"), load("mnist")
-    model = linear.LogisticRegression(C=100, max_iter=300).fit(published.x_train, published.y_train)
-    wrong = model.predict(published.x_test) != published.y_test
-    assert 0.08 < wrong.mean() < 0.10
-    assert wrong[:5000].mean() > 0.10
-    assert wrong[5000:].mean() < 0.08
-    model = linear.LogisticRegression(C=100, max_iter=300).fit(public.x_train, public.y_train)
-    assert (model.predict(public.x_public) != public.y_public).mean() > 0.10
-    assert (model.predict(public.x_test) != public.y_test).mean() < 0.08
+
+    def error(data):
+        model = linear.LogisticRegression(C=100, max_iter=300).fit(data.x_train, data.y_train)
+        return (model.predict(data.x_test) != data.y_test).mean()
+
+    published, public = error(load("mnist-as-published")), error(load("mnist"))
+    assert 0.08 < published < 0.10
+    assert abs(public - published) < 0.015

@@ -15,9 +15,10 @@ import numpy as np
 
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import Folder, offer
+from crowdml.device.folder import Folder, consent_to
 from crowdml.device.runner import Clock, Patience
 from crowdml.device.sources import FileSource
+from crowdml.price import Price
 from crowdml.protocols import find
 from crowdml.server.limits import Limits
 from crowdml.server.serve import Started, serve
@@ -127,7 +128,7 @@ def joined(folder: Path, task: Task) -> Folder:
     """A folder whose owner accepted the task."""
     home = Folder(folder)
     home.make()
-    home.accept(task, offer(task, find(task)))
+    home.accept(task, consent_to(Price.of(find(task), task)))
     return home
 
 

@@ -21,6 +21,7 @@ from crowdml.device.joining import read_link
 from crowdml.errors import CrowdmlError
 from crowdml.server.hub import code_hash, utc_now
 from crowdml.server.invitations import make_batch
+from crowdml.storage.server.operating import end_sheet
 
 CITY, TOWN, SEA = (small_task(name, samples=20) for name in ("city", "town", "sea"))
 
@@ -29,7 +30,7 @@ CITY, TOWN, SEA = (small_task(name, samples=20) for name in ("city", "town", "se
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackServer]:
     """Three studies: two of them run, one is stopped."""
     with serving(tmp_path_factory.mktemp("server"), CITY, TOWN, SEA) as running:
-        running.call(running.hub.set_state(SEA.hash, "stopped"))
+        running.call(running.hub.change(SEA.hash, "stop"))
         yield running
 
 
@@ -92,7 +93,7 @@ def test_a_code_that_lets_nobody_in_is_refused_before_the_consent_is_shown(serve
     spent = code_for(server, CITY.hash)
     assert crowdml("join", server.address, spent, "--source", source, "--yes", "--folder", "first").exit_code == 0
     over = code_for(server, CITY.hash)
-    server.hub.store.end_invitation(code_hash(over), "2020-01-31T12:00:00+00:00")
+    end_sheet(server.hub.store, [code_hash(over)], "2020-01-31T12:00:00+00:00")
     for code, sentence in (
         ("abcd-efgh", "No invitation has this code."),
         (spent, "This invitation was for one device, and is used up."),
@@ -181,7 +182,7 @@ def test_a_consent_is_taken_back_where_the_server_then_refuses_the_device(
 
     def show_and_end(*arguments: object, **options: object) -> None:
         shown(*arguments, **options)
-        server.hub.store.end_invitation(code_hash(code), "2020-01-31T12:00:00+00:00")
+        end_sheet(server.hub.store, [code_hash(code)], "2020-01-31T12:00:00+00:00")
 
     monkeypatch.setattr(commands, "_show", show_and_end)
     refused = crowdml("join", server.address, code, "--source", source, "--yes")
@@ -285,5 +286,5 @@ def test_an_interrupted_join_says_that_it_goes_on_with_the_same_command(server: 
 def test_the_check_ins_of_a_fleet_are_said_to_be_those_of_each_device():
     """Review 2, users: errors. `fleet --check-ins 30` made 141 of them."""
     said = " ".join(crowdml("fleet", "--help").output.split())
-    assert "Stop each device after so many check-ins of its own." in said
+    assert "Stop each device after this many check-ins." in said
     assert "csv:- and ndjson:- read stdin." in " ".join(crowdml("join", "--help").output.split())

@@ -256,7 +256,7 @@ def test_whatever_a_function_yields_is_a_row():
     source = LiveSource(lambda: iter([*odd, ([0, 0, 0, 0.5], "b")]), TASK, 100)
     samples = all_of(source)
     assert [sample.y for sample in samples] == [-1.0] * len(odd) + [1.0]
-    assert source.unread == len(odd)
+    assert source.faults.total == len(odd)
     readings = LiveSource(lambda: iter([None, Odd(), "q", [1], True, 1, 2, 3, 4, 5]), WINDOWS, 100)
     assert len(all_of(readings)) == 6
-    assert readings.unread == 5
+    assert readings.faults.total == 5

@@ -31,9 +31,9 @@ from crowdml.device.folder import Folder, OwnerBudget
 from crowdml.device.rounds import KINDS
 from crowdml.device.runner import Patience, Runner
 from crowdml.device.sources import FileSource
+from crowdml.price import Price
 from crowdml.privacy.losses import ZCDP
 from crowdml.privacy.sensitivity import Adjacency, Observer
-from crowdml.protocol import quote
 from crowdml.protocols import find
 from crowdml.secagg import server as core
 from crowdml.secagg.messages import Cohort, Survivors, encode
@@ -517,7 +517,7 @@ def test_a_batch_whose_owner_allows_fewer_uses_makes_room_for_the_next(tmp_path)
     task = task.with_(privacy=replace(task.privacy, uses=3, budget=replace(task.privacy.budget, epsilon=Fraction(10))))
     with serving(tmp_path / "server", task) as server:
         home = joined(tmp_path / "device", task)
-        twice = quote(find(task), task).sample_epsilon(2)
+        twice = Price.of(find(task), task).sample_epsilon(2)
         home.set_budget(OwnerBudget(str(Fraction(str(round(twice * 1.2, 3)))), 1000))
         run(home, server.address, server.code, task, rows(10))
         with home.ledger() as ledger:

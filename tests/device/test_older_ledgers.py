@@ -20,12 +20,13 @@ from masked_server import masked_task
 
 from crowdml.device.client import Client, Unreachable
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import GIVEN, LEDGER, Folder, offer
+from crowdml.device.folder import GIVEN, LEDGER, Folder, consent_to
 from crowdml.device.marks import Mark, Marks, read_marks
-from crowdml.device.rounds import Rounds, kept
+from crowdml.device.rounds import OwnRounds, kept
 from crowdml.device.runner import Commits
 from crowdml.device.sources import FileSource
 from crowdml.errors import DataError, LedgerError
+from crowdml.price import Price
 from crowdml.protocols import find
 from crowdml.secagg.device import advertise
 from crowdml.secagg.terms import terms_of
@@ -92,7 +93,7 @@ def test_a_copy_from_before_the_last_check_in_of_the_same_samples_is_noticed_too
 
 def test_the_last_check_in_of_any_task_must_be_known(server, tmp_path):
     home = joined(tmp_path, TASK)
-    home.accept(SECOND, offer(SECOND, find(SECOND)))
+    home.accept(SECOND, consent_to(Price.of(find(SECOND), SECOND)))
     run(home, server.address, server.code, TASK, rows(10))
     copy = (home.path / LEDGER).read_bytes()
     run(home, server.address, server.code, SECOND, rows(20))
@@ -209,7 +210,7 @@ def nothing_there() -> Problem:
 def test_a_whole_folder_that_was_put_back_gives_nothing_to_any_task(server, tmp_path):
     """Review 3, privacy finding 1: it gave all of its rows again to a second task, which nobody noticed."""
     home = joined(tmp_path / "device", TASK)
-    home.accept(SECOND, offer(SECOND, find(SECOND)))
+    home.accept(SECOND, consent_to(Price.of(find(SECOND), SECOND)))
     run(home, server.address, server.code, TASK, rows(10))
     shutil.copytree(home.path, tmp_path / "copy")
     run(home, server.address, None, TASK, rows(40))
@@ -405,7 +406,7 @@ def test_a_server_that_was_restored_asks_for_a_smaller_number_and_the_device_goe
 
 def test_after_a_lost_ledger_a_device_learns_its_number_in_another_task_from_the_server(server, tmp_path):
     home = joined(tmp_path, TASK)
-    home.accept(SECOND, offer(SECOND, find(SECOND)))
+    home.accept(SECOND, consent_to(Price.of(find(SECOND), SECOND)))
     run(home, server.address, server.code, TASK, rows(15))
     run(home, server.address, server.code, SECOND, rows(25))
     (home.path / LEDGER).unlink()
@@ -414,13 +415,13 @@ def test_after_a_lost_ledger_a_device_learns_its_number_in_another_task_from_the
         _, summary = run(home, server.address, None, task, fresh, new_data=True)
         assert summary.endings == {"source": 1}
         with home.ledger() as ledger:
-            assert open_receipt(ledger.last_receipt(task.hash)).seq == most
+            assert open_receipt(ledger.receipts(task.hash)[-1]).seq == most
 
 
 def test_a_message_of_another_task_that_waited_may_come_with_smaller_totals(server, tmp_path):
     """Sealed before those of the second task, and sent after them: nobody went back in time."""
     home = joined(tmp_path, TASK)
-    home.accept(SECOND, offer(SECOND, find(SECOND)))
+    home.accept(SECOND, consent_to(Price.of(find(SECOND), SECOND)))
     run(home, server.address, server.code, TASK, rows(10))
     kill_at(home, server, "charged", rows(15))
     run(home, server.address, server.code, SECOND, rows(35))
@@ -523,7 +524,7 @@ def test_an_older_ledger_leaves_its_round_although_another_task_was_marked_since
         marks.add(0, Mark(4, 9, "02" * 32, 0, "bb" * 32))
         marks.flush()
         nothing: Any = None
-        made = Rounds(
+        made = OwnRounds(
             key, ledger, terms, "/v1/tasks/x", ask=nothing, statement=nothing, commit=Commits(ledger, 0.0, marks),
             gate=nothing, clock=nothing, ready=nothing, chance=nothing, tell=nothing,
         )  # fmt: skip

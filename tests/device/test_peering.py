@@ -20,7 +20,7 @@ from crowdml.cli import cli
 from crowdml.device.client import Unreachable
 from crowdml.device.folder import Folder
 from crowdml.device.learning import recall
-from crowdml.device.letters import MOST_WAITING, TRUSTED_FOR, Correspondence, Marks, Post
+from crowdml.device.letters import MOST_WAITING, TRUSTED_FOR, Correspondence, HeardNumbers, Post
 from crowdml.device.peering import (
     BURST,
     LARGEST_HEAD,
@@ -467,7 +467,7 @@ def test_what_was_heard_from_its_sender_is_not_heard_again_from_the_relay_after_
 
 
 def test_marks_tell_what_was_heard_up_to_their_width_and_numbers_from_afar_cost_nothing():
-    marks = Marks()
+    marks = HeardNumbers()
     for number in (5, 3, 2**62, 2**62 + 2):
         assert not marks.has(number, 8)
         marks = marks.add(number, 8)
@@ -476,7 +476,7 @@ def test_marks_tell_what_was_heard_up_to_their_width_and_numbers_from_afar_cost_
     assert marks.has(2**62 - 6, 8)  # too old to tell
     assert not marks.has(2**62 - 5, 8)
     assert marks.bits < 2**8
-    assert Marks.of(marks.newest, marks.packed) == marks
+    assert HeardNumbers.of(marks.newest, marks.packed) == marks
 
 
 # --- options ---

@@ -15,19 +15,19 @@ import pytest
 
 from crowdml.device.joining import _begin_from
 from crowdml.device.marks import Mark, Marked, Marks, read_marks
-from crowdml.device.rounds import KINDS, Rounds, kept
+from crowdml.device.rounds import KINDS, OwnRounds, kept
 from crowdml.device.runner import Clock, Commits
 from crowdml.device.statements import is_known
 from crowdml.messages import SERVER, Envelope
 from crowdml.secagg.device import advertise
-from crowdml.secagg.terms import Field, Terms
+from crowdml.secagg.terms import RingField, Terms
 from crowdml.storage import Ledger, Round
 from crowdml.wire.envelopes import Signed, open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.rounds import RoundView
 from crowdml.wire.statements import Statement
 
-TERMS = Terms(b"t" * 32, (Field("sum", 4, 32, 10, 100),), 5, 5, 5, 0)
+TERMS = Terms(b"t" * 32, (RingField("sum", 4, 32, 10, 100),), 5, 5, 5, 0)
 
 
 def open_marks(path: Path) -> Marks:
@@ -38,8 +38,8 @@ async def nothing(*_: Any) -> Any:
     raise AssertionError("nobody is asked")
 
 
-def rounds(ledger: Ledger, key: Key, marks: Marks, tell: Any = lambda _: None) -> Rounds:
-    return Rounds(
+def rounds(ledger: Ledger, key: Key, marks: Marks, tell: Any = lambda _: None) -> OwnRounds:
+    return OwnRounds(
         key,
         ledger,
         TERMS,

@@ -16,15 +16,17 @@ from loopback import QuickClock, joined, rows, run, serving, small_task, take_pa
 from crowdml.device.client import Answer, Client
 from crowdml.device.files import Share
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import GIVEN, LEDGER, Folder, OwnerBudget, offer, readable_task
+from crowdml.device.folder import GIVEN, LEDGER, Folder, OwnerBudget, consent_to, readable_task
 from crowdml.device.joining import withdraw
 from crowdml.device.marks import Mark
 from crowdml.device.runner import Clock, Commits, Member, Patience, Runner, statement_after
 from crowdml.device.sources import FileSource, LiveSource, deal_sources, open_source
-from crowdml.errors import CrowdmlError, DataError, LedgerError, TaskError
+from crowdml.errors import CrowdmlError, DataError, LedgerError, ProtocolError, TaskError
+from crowdml.price import Price
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.sensitivity import Adjacency, Observer
-from crowdml.protocols import find
+from crowdml.protocol import CheckOut, Role, Sensed, Step
+from crowdml.protocols import find, sgd
 from crowdml.storage import Budget, Charge, Ledger
 from crowdml.storage.server.schema import device as device_table
 from crowdml.wire.envelopes import open_signed, sign
@@ -62,7 +64,7 @@ def test_each_check_in_is_charged_once_acknowledged_once_and_has_a_receipt_of_th
         assert [receipt.seq for receipt in receipts] == [1, 2, 3, 4]
         assert all(receipt.verify(bytes.fromhex(home.server.key)) for receipt in receipts)
         assert len(ledger.waiting(TASK.hash)) == 0  # the other three rows wait in their file
-        assert (ledger.taken("rows 0"), ledger.next_serial()) == (20, 20)
+        assert (ledger.sources(), ledger.next_serial()) == ({"rows 0": 20}, 20)
         statement = open_signed(server.hub.store.statement(fleet.all_keys()[0][1].id)).statement
         assert statement == Statement.of(ledger.device_total(), ledger.samples_given(), ledger.sample_ceiling())
     assert summary.epsilon_sample == pytest.approx(1.5, abs=1e-6)
@@ -75,6 +77,26 @@ def test_the_files_of_a_device_are_for_its_owner_alone(server, tmp_path):
     files = [path for path in home.path.rglob("*") if path.is_file()]
     assert {"key.pem", "ledger.sqlite", "device.json", "consent.json"} <= {path.name for path in files}
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+
+
+def test_nothing_leaves_a_device_before_it_has_checked_out(server, tmp_path, monkeypatch):
+    """A door that stands too early would be drawn at and not charged."""
+
+    def early(task, state, event, ctx):
+        ctx.release("gradient", event.batch.map(lambda batch: batch.x))
+        return Step(event.batch, (CheckOut(),))
+
+    home = joined(tmp_path, TASK)
+    device = Role(sgd.device.start, {**sgd.device.on, Sensed: early})
+    monkeypatch.setattr(sgd, "protocol", dataclasses.replace(sgd.protocol, device=device))
+    find.cache_clear()
+    try:
+        with pytest.raises(ProtocolError, match="There is no door in this step"):
+            run(home, server.address, server.code, TASK, rows(5))
+    finally:
+        find.cache_clear()
+    with home.ledger() as ledger:
+        assert ledger.charges() == ()
 
 
 def test_after_a_restart_no_row_of_the_source_is_read_again_and_those_that_wait_are_used(server, tmp_path):
@@ -442,7 +464,7 @@ def test_a_stopped_task_a_withdrawn_device_and_a_revoked_one_end_cleanly(tmp_pat
         server.call(server.hub.revoke(homes[1].key().id))
         assert run(homes[0], server.address, None, task, rows(10))[1].endings == {"withdrawn": 1}
         assert run(homes[1], server.address, None, task, rows(10))[1].endings == {"revoked": 1}
-        server.call(server.hub.set_state(task.hash, "stopped"))
+        server.call(server.hub.change(task.hash, "stop"))
         assert run(homes[2], server.address, None, task, rows(10))[1].endings == {"stopped": 1}
         assert charged_messages(homes[2].path) == (2, 1, 0)
 
@@ -478,7 +500,7 @@ def test_back_off_grows_to_its_cap_and_is_spread_out():
 
 
 def test_what_an_owner_is_shown_is_computed_from_the_task():
-    shown = offer(SHORT, find(SHORT))
+    shown = consent_to(Price.of(find(SHORT), SHORT))
     assert shown.check_ins == 2
     assert shown.epsilon_sample == pytest.approx(1.5, abs=1e-6)
     assert shown.task == SHORT.hash.hex()

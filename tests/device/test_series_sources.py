@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import QuickClock, joined, serving
+from tasks import STREET, toml
 
 from crowdml.datasets.files import locate
 from crowdml.datasets.traffic import SCATS
@@ -22,25 +23,14 @@ from crowdml.errors import DataError
 from crowdml.features.series import label, look_ahead
 from crowdml.task import parse
 
-TEXT = """
-name = "street"
-[features]
-kind = "windows"
-dimension = 3
-horizon = 2
-[labels]
-classes = ["quiet", "busy", "full"]
-bins = [10, 50]
-[model]
-kind = "histogram"
-[protocol]
-kind = "proportions"
-batch = 4
-[privacy]
-mechanism = "discrete-laplace"
-epsilon = { counts = 1.0 }
-budget = { epsilon = 1.0, samples = 1000 }
-"""
+TEXT = toml(
+    STREET,
+    features={"dimension": 3, "horizon": 2},
+    labels={"bins": [10, 50]},
+    model={"kind": "histogram", "k": None},
+    protocol={"batch": 4, "peers": None},
+    privacy={"budget": {"epsilon": 1.0, "samples": 1000}},
+)
 TASK = parse(TEXT)
 EDGES = [10.0, 50.0]
 READINGS = [3, 12, 55, 9, 10, 49.5, 50, 7, 80, 21, 5, 60]
@@ -80,7 +70,7 @@ def test_a_row_is_a_reading_and_samples_are_cut_from_them_one_after_another(tmp_
     for most in (1, 3, 100):
         source = open_source(f"{kind}:{path}", TASK)
         assert shown(all_of(source, most)) == expected(READINGS)
-        assert (source.taken, source.unread) == (len(READINGS) - 4, 0)
+        assert (source.taken, source.faults.total) == (len(READINGS) - 4, 0)
         assert source.latest.tolist() == READINGS[-3:]
 
 
@@ -168,7 +158,7 @@ def test_a_reading_that_cannot_be_read_keeps_its_place_and_moves_no_other(tmp_pa
     assert len(samples) == len(lines) - 4
     for sample, (x, y) in zip(samples, wanted, strict=True):
         assert sample.x.tolist() == (x if y >= 0 and np.isfinite(x).all() else [0.0] * 3)
-    assert source.unread == sum(math.isnan(each) for each in values)
+    assert source.faults.total == sum(math.isnan(each) for each in values)
 
 
 def test_a_first_line_that_is_blank_or_no_reading_is_no_heading(tmp_path):

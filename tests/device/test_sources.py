@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from loopback import SMALL, small_task
 
+import crowdml
 from crowdml.arrays import Samples
 from crowdml.device.files import Share, parse_share
 from crowdml.device.runner import _pack, _unpack
@@ -53,7 +57,7 @@ def test_a_row_that_cannot_be_read_is_kept_as_a_sample_that_adds_nothing_and_cou
         samples = all_of(source, most)
         assert [sample.y for sample in samples] == [2.0, *[-1.0] * len(bad), 2.0]
         assert not any(sample.x.any() for sample in samples[1:-1])
-        assert (source.taken, source.unread) == (len(bad) + 2, len(bad))
+        assert (source.taken, source.faults.total) == (len(bad) + 2, len(bad))
         assert f"{len(bad)} of its rows" in source.why_ended
 
 
@@ -100,7 +104,7 @@ def test_a_first_line_is_a_heading_where_none_of_its_fields_is_a_number_and_the_
     ("kind", "first", "sentence"),
     [
         ("csv", "0.25,0.25,a", "has 3 fields, and the task wants 4 numbers and a label. Nothing was sent."),
-        ("csv", "0.25;0;0;0;a", "has 1 field, and the task wants 4 numbers and a label. Nothing was sent."),
+        ("csv", "0.25 0 0 0 a", "has 1 field, and the task wants 4 numbers and a label. Nothing was sent."),
         ("csv", "w,x,label\n0,0,0,0.25,a", "has 3 fields, and the task wants 4 numbers and a label. Nothing was sent."),
         ("csv", '0,0,0,"0.25,a', "is not in the source's format, and the task wants 4 numbers and a label."),
         ("csv", "", "is blank, and the task wants 4 numbers and a label."),
@@ -184,7 +188,7 @@ def test_a_live_source_waits_for_its_samples_and_holds_its_thread_when_nobody_re
     given, go = [], threading.Event()
 
     def sensor():
-        go.wait(10)
+        go.wait(60)
         for i in range(100):
             given.append(i)
             yield [0, 0, 0, 0], 0
@@ -233,3 +237,28 @@ def test_a_share_that_is_none_is_refused(text):
 
 def test_a_sample_is_never_shown():
     assert "0.25" not in repr(Sample(np.full(4, 0.25), 1.0))
+
+
+WAITS = """
+import asyncio, sys
+from crowdml.device.sources import open_source
+from crowdml.task import find_task
+
+async def wait():
+    reading = asyncio.create_task(open_source("csv:-", find_task("activity")).read(5))
+    await asyncio.sleep(0)
+    print("reads", flush=True)
+    await asyncio.wait([reading], timeout=0.3)
+    print(reading.done(), flush=True)
+    sys.exit(130)
+
+asyncio.run(wait())
+"""
+
+
+def test_a_process_that_waits_for_stdin_can_end():
+    environment = {**os.environ, "PYTHONPATH": str(Path(crowdml.__file__).parents[1])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAITS], env=environment, text=True, **pipes) as device:
+        assert device.wait(60) == 130, device.stderr.read()
+        assert device.stdout.read().split() == ["reads", "False"]

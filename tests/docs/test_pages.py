@@ -79,12 +79,12 @@ def test_every_setting_of_a_task_file_has_a_heading_or_a_row(setting: str):
     assert setting in DOCUMENTED
 
 
-@pytest.mark.parametrize("protocol", protocols.PROTOCOLS)
+@pytest.mark.parametrize("protocol", protocols.PROTOCOLS.ours)
 def test_every_protocol_is_named_where_tasks_choose_it(protocol: str):
     assert any(f'"{protocol}"' in page.prose for page in REFERENCE)
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("kind", [kind for kind, of in MESSAGES.items() if of.__module__.startswith("crowdml.")])
 def test_every_message_kind_has_a_heading_or_a_row(kind: str):
     assert kind in DOCUMENTED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +12,15 @@ from crowdml.arrays import Samples
 from crowdml.datasets import blobs, iid
 from crowdml.errors import TaskError
 from crowdml.experiments import baselines
-from crowdml.experiments.crowds import Choice, Size, label, learn, looks, make_task
+from crowdml.experiments.crowds import Choice, Size, devices_for, label, learn, looks, make_task
 from crowdml.experiments.hamm2015 import when_label_changes
-from crowdml.experiments.tuning import FOLDS, folds
+from crowdml.experiments.tuning import FOLDS, trial_crowds
 from crowdml.models import make_model
+from crowdml.price import Price
 from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.protocol import quote
 from crowdml.protocols import find
 from crowdml.protocols.sgd import Params, plan
-from crowdml.sim.crowd import turn
+from crowdml.turn import check_in
 
 DATA = blobs(rows=1200, features=6, classes=3, seed=1, normalise="l1")
 MNIST_LIKE = blobs(rows=1200, features=50, classes=10, seed=1, normalise="l1")
@@ -39,7 +40,7 @@ def test_l1_a_label_that_says_no_delta_has_the_pure_total_however_many_passes() 
     little = make_task(MNIST_LIKE, Choice(1.0, 20), epsilon=0.01, mechanism="discrete-laplace")
     privacy = label(little, passes=2000)
     assert (privacy.epsilon, privacy.delta) == (20.0, 0.0)
-    assert quote(find(little), little).sample_epsilon(2000) < 3  # at delta = 1e-6
+    assert Price.of(find(little), little).sample_epsilon(2000) < 3  # at delta = 1e-6
 
 
 def test_m2_passes_over_a_buffer_that_overflows_are_refused_in_figures_too() -> None:
@@ -65,9 +66,8 @@ def test_h6_the_noise_of_a_check_in_has_the_factor_of_classes_that_eq_13_leaves_
     exact = fixed.model.gradients(zeros, samples).sum(0) / batch
     noise = []
     for trip in range(400):
-        said, _ = turn(
-            find(task), task, samples, Params(zeros, np.int32(0)), SeededSource(stream(5, 0, trip)), "device"
-        )
+        source = SeededSource(stream(5, 0, trip))
+        said = check_in(find(task), task, samples, Params(zeros, np.int32(0)), noise=source, me="device").message
         noise.append(((fixed.grid.decode(said.gradient.value) / batch - exact) ** 2).sum())
     printed, corrected = 32 * d / (batch * 10) ** 2, 32 * d * c / (batch * 10) ** 2
     assert np.mean(noise) == pytest.approx(corrected, rel=0.03)
@@ -97,7 +97,7 @@ def test_h7_the_papers_label_perturbation_costs_half_of_what_it_is_charged() -> 
 
 
 def test_h8_all_of_a_devices_sixty_samples_cost_sixty_times_as_much() -> None:
-    price = quote(find(laplace_task(20)), laplace_task(20))
+    price = Price.of(find(laplace_task(20)), laplace_task(20))
     assert price.sample_epsilon(1) == pytest.approx(10.0)
     assert price.device_epsilon(3) == pytest.approx(600.0)  # three check-ins of 20: one pass
 
@@ -170,8 +170,24 @@ def test_looks_are_evenly_spaced_with_more_of_them_early_on_request() -> None:
 
 
 def test_tuning_never_scores_a_public_row_that_its_crowd_learned_from() -> None:
-    found = list(folds(DATA, Size(devices=10)))
-    assert len(found) == FOLDS
-    for crowd, left_out in found:
-        assert not np.intersect1d(crowd.rows, left_out).size
-    assert sorted(np.concatenate([left_out for _, left_out in found])) == list(range(len(DATA.y_public)))
+    public, tried = trial_crowds(DATA, Size(devices=10))
+    assert len(tried) == FOLDS
+    for trial in tried:
+        learned = {row.tobytes() for row in public.x_train[trial.population.rows.ravel()]}
+        assert learned <= {row.tobytes() for row in DATA.x_public}
+        assert not learned & {row.tobytes() for row in trial.x}
+    assert np.concatenate([trial.x for trial in tried]).tobytes() == DATA.x_public.tobytes()
+
+
+def test_rows_are_shared_evenly_by_as_many_devices_as_possible() -> None:
+    rows = {count: replace(DATA, y_train=np.zeros(count, np.int32)) for count in (59_760, 60_000, 50_000)}
+    assert [devices_for(data, 1000) for data in rows.values()] == [996, 1000, 1000]
+    assert devices_for(rows[59_760], 10_000) == 9960
+
+
+def test_public_only_learns_from_public_rows_and_from_nothing_else() -> None:
+    model = make_model("softmax", DATA.features, len(DATA.classes))
+    found = baselines.public_only(model, DATA, steps=50)
+    assert found < 0.5
+    assert found == baselines.public_only(model, replace(DATA, x_train=-DATA.x_train[:3]), steps=50)
+    assert found != baselines.public_only(model, replace(DATA, y_public=(DATA.y_public + 1) % 3), steps=50)

@@ -14,7 +14,7 @@ from crowdml.experiments.federated import (
     Average,
     Csdp,
     Dssgd,
-    Plan,
+    Recipe,
     accuracy,
     alone,
     centralised,
@@ -26,7 +26,7 @@ from crowdml.models import make_model
 from crowdml.privacy.calibration import rho_for
 
 DEVICES = 60
-PLAN = Plan(rounds=40, cohort=10, local_steps=5, minibatch=5, rate=2.0)
+PLAN = Recipe(rounds=40, cohort=10, local_steps=5, minibatch=5, rate=2.0)
 
 
 @cache
@@ -69,7 +69,7 @@ def test_csdp_is_charged_for_every_round_of_a_device_and_not_for_luck():
     assert PLAN.uses(DEVICES) == 7
     met = PLAN.cohorts(DEVICES, 5)
     assert np.bincount(met.ravel()).max() <= 7
-    odd = Plan(rounds=9, cohort=25, local_steps=1, minibatch=1, rate=1.0)  # ten of sixty sit out each pass
+    odd = Recipe(rounds=9, cohort=25, local_steps=1, minibatch=1, rate=1.0)  # ten of sixty sit out each pass
     assert odd.uses(DEVICES) == 5
     assert np.bincount(odd.cohorts(DEVICES, 5).ravel()).max() <= 5
     assert all(len(set(each)) == len(each) for each in [*met, *odd.cohorts(DEVICES, 5)])
@@ -88,7 +88,7 @@ def test_csdp_clips_the_update_of_a_device():
 
 
 def test_correlated_noise_serves_devices_that_come_once_and_costs_more_for_those_who_return():
-    once = Plan(rounds=6, cohort=10, local_steps=5, minibatch=5, rate=2.0)
+    once = Recipe(rounds=6, cohort=10, local_steps=5, minibatch=5, rate=2.0)
     plain, rooted = (csdp_for(4.0, 1e-5, once, DEVICES, clip=1.0, correlated=kind)
                      for kind in ("independent", "square-root"))  # fmt: skip
     assert rooted.sigma > plain.sigma  # its rounds have more, and sums over rounds less
@@ -119,13 +119,13 @@ def test_noisy_dssgd_uploads_no_more_than_its_share_within_its_bound_and_learns_
     sent = np.asarray(rule.device(moved, jax.random.PRNGKey(1)))
     assert 0 < (sent != 0).sum() <= 20
     assert abs(sent).max() <= 0.01
-    strong = Plan(rounds=40, cohort=10, local_steps=5, minibatch=5, rate=2.0, server_rate=10.0)
+    strong = Recipe(rounds=40, cohort=10, local_steps=5, minibatch=5, rate=2.0, server_rate=10.0)
     assert learned(rule, strong) > 0.6
 
 
 def test_what_does_not_fit_is_refused():
     _, model, x, y = digits()
     with pytest.raises(TaskError, match="cohort"):
-        learn(model, x, y, Plan(1, 61, 1, 1, 1.0), Average(), 1)
+        learn(model, x, y, Recipe(1, 61, 1, 1, 1.0), Average(), 1)
     with pytest.raises(TaskError, match="minibatch"):
-        learn(model, x, y, Plan(1, 1, 1, 1000, 1.0), Average(), 1)
+        learn(model, x, y, Recipe(1, 1, 1, 1000, 1.0), Average(), 1)

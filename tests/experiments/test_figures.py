@@ -36,8 +36,8 @@ KEYS = {
     "guo/async": {"s40", "s8", "s8-tau5", "private-s40", "private-s4"},
     "guo/rounds": {"gradient", "proximal", "proximal-private", "duals"},
     "guo/tuning": {"sound-e0.1"},
-    "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound"},
-    "hamm2017/devices": {"crowd", "alone", "crowd-private"},
+    "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound", "public-only"},
+    "hamm2017/devices": {"crowd", "alone", "crowd-private", "public-only"},
     "sachweh/fig2": {"llp", "p-llp-as-published", "p-llp", "knn", "majority", "alone", "kilobytes-p-llp"},
     "sachweh/fig3": {
         "llp",
@@ -50,11 +50,15 @@ KEYS = {
         "weighted",
         "p-llp-quantiles",
     },
+    "ours/activity": {"crowd", "no-privacy", "no-privacy-best", "same-model"},
+    "ours/compare": {"iris-gram-masked", "iris-sgd", "iris-sgd-masked", "iris-majority", "iris-no-privacy"},
+    "ours/defaults": {"classes-in-force", "numbers-in-force", "classes-before", "numbers-before"},
     "ours/gram-tables": {"adult-gram", "adult-guo", "adult-majority"},
-    "ours/gram-tuning": {"gram-e10-k512"},
+    "ours/gram-tuning": {"gram-e10-f64-k1024", "gram-e10-f64-k1024-public"},
+    "ours/local-tuning": {"synthetic-200-e8"},
     "ours/local-updates-frontier": {"synthetic-200", "synthetic-200-silent"},
     "ours/masked-tuning": {"masked-e10"},
-    "ours/mnist-frontier": {"gram-sample", "no-privacy"},
+    "ours/mnist-frontier": {"gram-sample", "no-privacy", "public-only"},
     "ours/protocols": {"sgd-local", "sgd-masked", "gram", "local-mlp-device", "gram-seconds"},
 }
 
@@ -115,6 +119,28 @@ def _has_both_tables_on_the_page_of_figures(figure: Figure) -> None:
     assert len(heads) == 2
 
 
+TESTED_ELSEWHERE = {
+    "hamm2015/scalability": "it measures bytes, work and noise, and no model's error",
+    **{f"ours/{name}-tuning": "its errors are on drawn digits" for name in ("gram", "local", "masked")},
+    "hamm2015/tuning": "its sound errors are on drawn digits",
+}
+"""The figures that use MNIST and show no sound model's error on its test images."""
+
+
+def test_every_table_of_errors_on_mnist_has_a_line_for_the_public_rows_alone() -> None:
+    top = Path(__file__).resolve().parents[2]
+    uses = {id_ for id_, spec in FIGURES.items() if {"mnist", "mnist-pixels"} & set(spec.data)}
+    expected, found = uses - set(TESTED_ELSEWHERE), set[str]()
+    for page in (top / "README.md", top / "docs" / "figures.md", *(top / "docs" / "protocols").glob("*.md")):
+        for section in page.read_text(encoding="utf-8").split("\n## "):
+            words = " ".join(section.split())
+            here = {id_ for id_ in expected if f"`crowdml reproduce {id_}`" in words}
+            tables = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+            assert not here or "`public-only`" in tables, f"{page.name}: no line for the public rows in {here}"
+            found |= here
+    assert found == expected
+
+
 @pytest.mark.parametrize("id_", sorted(id_ for id_ in KEYS if KEYS[id_] >= SOUND))
 def test_the_sound_panel_costs_what_its_key_says_and_is_not_as_published(id_: str) -> None:
     for epsilon in (10, 1):
@@ -160,7 +186,7 @@ def test_tables_of_a_figure_are_markdown_that_the_page_of_figures_holds() -> Non
         Series("b", "B", (1.0,), (0.125,), privacy=sound),
         Series("c", "C", (1.0,), (0.5,)),
     )
-    claims = (Claim("k", "of |x|", 0.1, 0.25, False), Claim("l", "other", None, 1.0, True))
+    claims = (Claim("k", "of |x|", 0.25, False, 0.1), Claim("l", "other", 1.0, True))
     figure = Figure("x/y", "t", "digits", 1, series, claims, (Panel("main", "t", "x", "y"),))
     assert figure.to_markdown().splitlines() == [
         "| key | error at the end | lowest to highest | ε of a sample |",
@@ -304,7 +330,7 @@ def test_trials_become_a_mean_and_a_range_and_a_level_line_keeps_them() -> None:
 
 
 def test_a_claim_without_a_number_in_the_paper_is_null_in_json() -> None:
-    assert Claim("k", "t", None, 0.25, True).to_json() == {
+    assert Claim("k", "t", 0.25, True).to_json() == {
         "key": "k",
         "text": "t",
         "paper": None,

@@ -11,7 +11,7 @@ from crowdml.datasets import blobs
 from crowdml.experiments import guo
 from crowdml.experiments.figure import MAIN, Claim, Figure, FigureError, Panel, Second, Series
 from crowdml.experiments.plot import draw
-from crowdml.sim.published_admm import total_epsilon
+from crowdml.experiments.published.admm import total_epsilon
 
 CLAIMED = guo.PER_ITERATION
 HONEST = tuple(total_epsilon(epsilon, guo.ROUNDS) for epsilon in CLAIMED)
@@ -38,7 +38,7 @@ def test_a_second_axis_that_does_not_rise_is_refused(means: tuple[float, ...]) -
 def test_a_figure_with_a_second_axis_is_drawn_with_its_numbers(tmp_path) -> None:
     curve = Series("one", "one", CLAIMED, tuple(np.linspace(0.7, 0.8, len(CLAIMED))), marks=True)
     panel = Panel(MAIN, "Two axes", "ε of one iteration", "accuracy", "log", second=AXIS)
-    figure = Figure("guo/fig4", "Two", "synthetic", 1, (curve,), (Claim("a", "b", None, 0.0, True),), (panel,))
+    figure = Figure("guo/fig4", "Two", "synthetic", 1, (curve,), (Claim("a", "b", 0.0, True),), (panel,))
     drawn = draw(figure, tmp_path / "two.svg").read_text()
     assert "<!-- total ε -->" in drawn
     for total in HONEST:

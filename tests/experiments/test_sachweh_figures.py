@@ -9,9 +9,9 @@ import pytest
 
 from crowdml.datasets import made_up_city, traffic
 from crowdml.experiments import sachweh
+from crowdml.experiments.published.proportions import FOLDS, ONCE
 from crowdml.experiments.sachweh import Case, count, exact, folds, learn, published, score, sound
-from crowdml.sim import peers
-from crowdml.sim.published_proportions import FOLDS, ONCE
+from crowdml.sim import cities
 
 READINGS = made_up_city(places=5, days=7, learned_days=5, seed=11)
 CASE = Case(READINGS, trials=4, quick=True)
@@ -75,7 +75,7 @@ def test_what_peers_say_exactly_is_worth_no_less_than_the_same_under_noise_that_
 
 def test_noise_changes_no_length_and_what_is_sent_is_what_the_handlers_send() -> None:
     task = sachweh.make_task(READINGS, traffic.EDGES, batch=32, epsilon=0.1)
-    silent = peers.exchange(task, READINGS.values[:, : READINGS.learned], seed=5, noise=False)
+    silent = cities.exchange(task, READINGS.values[:, : READINGS.learned], seed=5, noise=False)
     found = sachweh.kilobytes(CASE, 32)
     assert found.said == silent.said.mean() / 1000
     assert found.heard == silent.heard.mean() / 1000

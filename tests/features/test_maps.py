@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from crowdml.errors import TaskError
-from crowdml.features.maps import BELL, MapSettings, draw_strokes, make_map, random_filters
+from crowdml.features.maps import (
+    BELL,
+    SHRINK_DOWN,
+    TALL,
+    WIDE,
+    MapSettings,
+    draw_path,
+    draw_strokes,
+    make_map,
+    normalise_pictures,
+    random_filters,
+)
 
 VECTORS = json.loads((Path(__file__).parent / "maps.json").read_text(encoding="utf-8"))
 SMALL = {"filters": 4, "size": 3, "pool": 3}
@@ -22,6 +33,7 @@ MAPS = {
     "cosine": (MapSettings("cosine", seed=5, features=16), 9),
     "convolution": (MapSettings("convolution", seed=3, **SMALL), 64),
     "kept": (MapSettings("convolution", seed=3, keep=12, **SMALL), 64),
+    "normalised": (MapSettings("convolution", seed=3, normalise=True, **SMALL), 64),
 }
 
 
@@ -56,7 +68,7 @@ def test_features_of_a_sample_depend_on_that_sample_alone(name):
 @given(arrays(np.float64, (3, 64), elements=st.floats(allow_nan=True, allow_infinity=True)))
 @settings(max_examples=30, deadline=None)
 def test_no_sample_makes_features_that_are_not_finite_or_too_long(rows):
-    for name in ("convolution", "kept"):
+    for name in ("convolution", "kept", "normalised"):
         found = make_map(*MAPS[name])(np.clip(rows, -1e30, 1e30)).astype(np.float64)
         assert np.isfinite(found).all()
         assert ((found**2).sum(axis=1) <= 1).all()
@@ -127,6 +139,69 @@ def test_fewer_directions_are_the_leading_ones_in_order():
     spread = features.var(axis=0)
     assert spread.shape == (12,)
     assert spread[:3].mean() > spread[-3:].mean()
+
+
+def spreads(picture):
+    """Centre, variances and covariance of a picture's ink, down and across."""
+    rows, columns = np.indices(picture.shape)
+    share = picture / picture.sum()
+    down, across = (share * rows).sum(), (share * columns).sum()
+    return (
+        down,
+        across,
+        *(
+            (share * a * b).sum()
+            for a, b in ((rows - down,) * 2, (columns - across,) * 2, (rows - down, columns - across))
+        ),
+    )
+
+
+def test_a_normalised_picture_is_centred_upright_and_of_the_stated_height():
+    drawn = draw_strokes(40, 5).astype(np.float32)
+    for before, after in zip(drawn, normalise_pictures(drawn), strict=True):
+        down, across, tall, _, both = spreads(after)
+        assert abs(down - 13.5) < 0.25
+        assert abs(across - 13.5) < 0.25
+        stretched = math.sqrt(spreads(before)[2]) / (TALL * 28)
+        if SHRINK_DOWN[0] < stretched < SHRINK_DOWN[1]:
+            assert math.sqrt(tall) == pytest.approx(TALL * 28, rel=0.04)
+        if abs(spreads(before)[4] / spreads(before)[2]) < 1:
+            assert abs(both / tall) < 0.06
+
+
+def test_the_width_goes_half_of_the_way_to_the_stated_one():
+    bar = np.zeros((1, 28, 28), np.float32)
+    bar[0, 5:23, 11:17] = 1  # 18 by 6 pixels: no slant
+    _, _, _, wide, _ = spreads(normalise_pictures(bar)[0])
+    half_way = math.sqrt(math.sqrt(35 / 12) * WIDE * 28)  # the geometric mean of what is and what is aimed at
+    assert math.sqrt(wide) == pytest.approx(half_way, rel=0.04)
+
+
+def test_a_moved_slanted_and_enlarged_picture_has_nearly_the_features_of_the_first():
+    path = np.array([[9.0, 7.0], [16.0, 6.0], [18.0, 11.0], [11.0, 15.0], [10.0, 19.0], [17.0, 20.0]])
+    across, down = path.T
+    other = 1.15 * (across - 14) + 0.35 * (down - 13) + 15.5, 1.15 * (down - 13) + 14.0
+    pair = np.concatenate([draw_path(x[None], y[None], np.array([1.2]), 28) for x, y in ((across, down), other)])
+    plain, normalised = (
+        make_map(MapSettings("convolution", seed=1, filters=8, normalise=each), 784)(pair.reshape(2, -1))
+        for each in (False, True)
+    )
+    assert normalised[0] @ normalised[1] > 0.9 > plain[0] @ plain[1]
+
+
+def test_a_picture_without_ink_stays_blank_and_a_dot_does_not_fill_it():
+    blank, dot = np.zeros((2, 28, 28), np.float32)
+    dot[3, 20] = 1
+    found = normalise_pictures(np.stack([blank, dot]))
+    assert not found[0].any()
+    assert found[1].sum() < 9
+    assert found[1, 10:18, 10:18].sum() == pytest.approx(found[1].sum())
+
+
+def test_normalising_is_named_in_the_task_and_off_where_a_task_does_not_say():
+    assert not MapSettings("convolution", seed=3).normalise
+    rows = pictures(5, 64)
+    assert np.abs(make_map(*MAPS["normalised"])(rows) - make_map(*MAPS["convolution"])(rows)).max() > 0.05
 
 
 def test_a_cosine_map_is_a_gaussian_kernel_on_average():

@@ -75,16 +75,6 @@ def test_a_window_with_a_hole_in_it_becomes_the_zero_sample_and_keeps_its_place(
     assert batch.map(lambda samples: samples.y.tolist() == [-1, 0, 1, 1])._value
 
 
-def test_after_a_restart_no_window_reaches_back():
-    windower = Windower(2, 1, EDGES)
-    assert [windower.push(value) is None for value in (1, 2, 3)] == [True, True, False]
-    windower.restart()
-    assert [windower.push(value) is None for value in (7, 8, 9)] == [True, True, False]
-    sample = windower.push(40)
-    assert sample is not None
-    assert (sample[0].tolist(), sample[1]) == ([8, 9], 2)
-
-
 @pytest.mark.parametrize(("width", "horizon"), [(0, 1), (1, 0), (-2, 3)])
 def test_windows_that_make_no_sense_are_refused(width, horizon):
     with pytest.raises(DataError, match="at least 1"):

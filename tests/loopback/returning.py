@@ -22,9 +22,10 @@ import numpy as np
 
 from crowdml.device.client import Answer, Client, Limits
 from crowdml.device.fleet import Fleet, Summary
-from crowdml.device.folder import Folder, Server, offer
+from crowdml.device.folder import Folder, Server, consent_to
 from crowdml.device.sources import DealtSource, Sample
 from crowdml.messages import decode
+from crowdml.price import Price
 from crowdml.protocols import find, settled
 from crowdml.storage.server import Store
 from crowdml.task import Task, parse
@@ -79,7 +80,7 @@ def join(folder: Path, database: Path, url: str, devices: int, task: Task = TASK
     """So many devices that have joined the server of this database, and have given nothing yet."""
     home = Folder(folder)
     home.make()
-    home.accept(task, offer(task, find(task)))
+    home.accept(task, consent_to(Price.of(find(task), task)))
     home.ledger().close()
     with Store(database) as store:
         key = store.setting("server-key")

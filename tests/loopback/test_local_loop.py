@@ -143,7 +143,7 @@ def test_weights_that_are_no_longer_finite_stop_the_task_and_the_last_good_ones_
         assert abs(weights).max() <= 1e9
         listed = {each["name"]: each for each in json.loads(asked(server.address, "/v1/tasks"))["tasks"]}
         assert listed["explodes"]["state"] == "stopped"
-        assert "This study was ended by its server" in asked(server.address, f"/studies/{task.hash.hex()[:12]}")
+        assert "because its model diverged" in asked(server.address, f"/studies/{task.hash.hex()[:12]}")
         late = Device(Line("127.0.0.1", server.port))
         assert late.enrol(server.code).status == 201
         answer = late.signed("GET", f"/v1/tasks/{task.hash.hex()}/publication")

@@ -66,14 +66,14 @@ def test_devices_wait_while_a_task_is_paused_and_each_batch_is_counted_once(tmp_
         crowd = threading.Thread(target=take_part)
         crowd.start()
         soon(lambda: server.check_ins(task) >= DEVICES)
-        server.call(server.hub.set_state(task.hash, "paused"))
+        server.call(server.hub.change(task.hash, "pause"))
         stood, slept = server.check_ins(task), len(clock.slept)
         soon(lambda: len(clock.slept) > slept + 5 * DEVICES)
         assert server.check_ins(task) == stood
         with home.ledger() as ledger:
             given = sum(ledger.of(number).next_seq(task.hash) for number in range(DEVICES))
         assert stood <= given <= stood + DEVICES, "whoever has not charged waits before it does"
-        server.call(server.hub.set_state(task.hash, "running"))
+        server.call(server.hub.change(task.hash, "resume"))
         crowd.join(60)
         ((_, summary),) = ended
         assert summary.check_ins == DEVICES * EACH

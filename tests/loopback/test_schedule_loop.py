@@ -17,9 +17,9 @@ from crowdml.device.fleet import Fleet
 from crowdml.device.folder import LEDGER, Folder, OwnerBudget
 from crowdml.device.runner import Patience
 from crowdml.device.sources import FileSource
+from crowdml.price import Price
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import Scheduled
-from crowdml.protocol import quote
 from crowdml.protocols import find, settled
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
@@ -58,7 +58,7 @@ def test_a_device_s_ledger_holds_the_price_of_every_check_in_of_its_schedule(tmp
             assert whole.of(number).device_total() == Total.of(row.at(trip).device_loss for trip in range(8))
             assert 3.9 < whole.of(number).device_total().epsilon(1e-6) <= 4.0
     assert charges[7].loss.rho < charges[0].loss.rho / 30
-    assert quote(find(task), task).device_epsilon(8) == whole_epsilon(row)
+    assert Price.of(find(task), task).device_epsilon(8) == whole_epsilon(row)
 
 
 def whole_epsilon(row: Scheduled) -> float:

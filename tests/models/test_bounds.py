@@ -28,6 +28,8 @@ MODELS = [
     Svm(D, bias=True),
     SmoothSvm(D, width=0.25, bias=True),
     Logistic(D, bias=True),
+    Softmax(D, C, bias=True),
+    Linear(D, width=2.0, bias=True),
 ]
 NORMS = ["l1", "l2"]
 CLIP = 1e-3
@@ -126,9 +128,9 @@ def test_a_gradient_changes_no_faster_with_the_weights_than_its_smoothness_and_n
     samples, rng = worst_samples(model, "l2", 1.0), np.random.default_rng(4)
     fastest = 0.0
     tame = [weights for weights in worst_weights(model) if np.abs(weights).max() < 1e3]  # 1e-4 is a step there
-    for weights in tame + [0.1 * rng.normal(size=model.shape) for _ in range(200)]:
+    for weights in tame + [0.1 * rng.normal(size=model.shape) for _ in range(40)]:
         for row in samples.x[:: len(labels(model))]:  # along the sample is where it changes fastest
-            sample = np.append(row, 1.0) if model.shape == (D + 1,) else row
+            sample = np.append(row, 1.0) if model.shape[0] == D + 1 else row
             step = 1e-4 * (np.outer(sample, rng.normal(size=model.shape[1])) if weights.ndim == 2 else sample)
             moved = size(model.gradients(weights + step, samples) - model.gradients(weights, samples), "l2")
             fastest = max(fastest, moved.max() / np.sqrt((step**2).sum()))
@@ -231,7 +233,7 @@ def test_a_sample_with_one_broken_entry_counts_as_the_zero_sample_and_leaves_the
     y = np.array([labels(model)[-1]] * 3)
     bad, zero = x.copy(), x.copy()
     bad[1, 0], zero[1] = broken, 0
-    y = np.where([False, model.shape == (D + 1,), False], 99, y)  # a bias sees a zero row: nothing is left to compare
+    y = np.where([False, model.shape[0] == D + 1, False], 99, y)  # a bias sees a zero row: nothing is left to compare
     for xp in (np, jnp):
         w, y_there = xp.asarray(weights), xp.asarray(y)
         ours, theirs = Samples(xp.asarray(bad), y_there), Samples(xp.asarray(zero), y_there)
@@ -241,21 +243,14 @@ def test_a_sample_with_one_broken_entry_counts_as_the_zero_sample_and_leaves_the
 
 
 @by_model
-@pytest.mark.parametrize("label", [-1, 99, 0.5, np.nan, np.inf])
-def test_a_label_out_of_range_contributes_nothing(model, label):
-    if model.classes is None and label == 0.5:
-        label = model.bound * 1.001
-    weights = np.ones(model.shape)
-    if model.classes is None and label == -1:
-        label = -model.bound * 1.001
+def test_a_label_out_of_range_contributes_nothing(model):
+    few = [-1, 0.5] if model.classes else [-model.bound * 1.001, model.bound * 1.001]
     for xp in (np, jnp):
-        samples = Samples(xp.ones((2, D)), xp.asarray([label, 1]))
-        w = xp.asarray(weights)
-        assert (np.asarray(model.gradients(w, samples))[0] == 0).all()
-        assert float(model.losses(w, samples)[0]) == 0
-        assert int(model.mistakes(w, samples)[0]) == 0
-        assert (np.asarray(model.label_cells(samples))[0] == 0).all()
-        assert np.asarray(model.label_cells(samples))[1].sum() == 1
+        samples = Samples(xp.ones((6, D)), xp.asarray([*few, 99, np.nan, np.inf, 1]))
+        w = xp.asarray(np.ones(model.shape))
+        for nothing in (model.gradients(w, samples), model.losses(w, samples), model.mistakes(w, samples)):
+            assert (np.asarray(nothing)[:5] == 0).all()
+        assert np.asarray(model.label_cells(samples)).sum(1).tolist() == [0] * 5 + [1]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -84,12 +84,14 @@ def test_what_cannot_be_used_adds_nothing_to_a_clipped_sum(model):
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
-@pytest.mark.parametrize("make", [Logistic, Svm, SmoothSvm])
+@pytest.mark.parametrize("make", [Logistic, Svm, SmoothSvm, Linear, lambda d, bias: Softmax(d, 2, bias=bias)])
 def test_no_gradient_is_longer_than_its_bound_with_a_bias_and_some_come_near(make, norm):
     model, order = make(3, bias=True), 1 if norm == "l1" else 2
     x = np.concatenate([np.eye(3), -np.eye(3)])
     for radius in (0.1, 1.0, 5.0):
         samples = Samples(radius * x, np.array([0, 1] * 3))
-        rows = np.concatenate([model.gradients(sign * np.full(4, 50.0), samples) for sign in (1, -1)])
+        weights = np.full(4, 50.0) if len(model.shape) == 1 else np.outer(np.full(4, 50.0), [-1, 1])
+        rows = np.concatenate([model.gradients(sign * weights, samples) for sign in (1, -1)])
+        rows = rows.reshape(len(rows), -1)
         longest, bound = np.linalg.norm(rows, order, axis=1).max(), model.gradient_bound(norm, radius)
         assert 0.9 * bound <= longest <= bound * (1 + 1e-12)

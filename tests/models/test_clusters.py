@@ -20,9 +20,11 @@ from crowdml.models.clusters import (
     class_shares,
     fit,
     k_means,
-    label_clusters,
+    likeness_of,
     members,
+    moments,
     predict,
+    search_labels,
     trust,
     verdicts,
 )
@@ -55,6 +57,20 @@ def city(seed: int, batch: int, peers: int = 3) -> tuple[np.ndarray, np.ndarray,
 
 def inertia(centres: np.ndarray, x: np.ndarray) -> float:
     return float(((x - centres[assign(centres, x)]) ** 2).sum())
+
+
+def searched(inside: Any, q: Any, *, restarts: int, seed: int, weights: Any = None) -> np.ndarray:
+    """One label a cluster by the search, for one model."""
+    weights = np.ones(len(inside)) if weights is None else np.asarray(weights, float)
+    return search_labels(*moments(inside, np.asarray(q)[None], weights[None]), restarts, seed)[0]
+
+
+def shares_of(centres: Any, inside: Any, q: Any, *, batch: int, variance: float, weights: Any = None) -> np.ndarray:
+    """The share of each class in each cluster, for one model."""
+    weights = np.ones((1, len(inside))) if weights is None else np.asarray(weights, float)[None]
+    gram, cross = moments(inside, np.asarray(q)[None], weights)
+    noise = np.full(1, variance / batch**2)
+    return class_shares(gram, cross, weights.sum(axis=1), noise, batch, likeness_of(centres, inside))[0]
 
 
 def loss(labels, inside: np.ndarray, q: np.ndarray) -> float:
@@ -121,7 +137,7 @@ def test_a_search_mostly_ends_where_trying_all_labellings_does_and_never_below_i
         inside = rng.multinomial(20, rng.dirichlet(np.ones(k)), batches)
         q = inside / 20 @ np.eye(classes)[rng.integers(0, classes, k)] + 0.05 * rng.normal(size=(batches, classes))
         best = ((inside / 20 @ every - q) ** 2).mean(axis=(1, 2)).min()
-        found = loss(label_clusters(inside, q, restarts=10, seed=trial), inside, q)
+        found = loss(searched(inside, q, restarts=10, seed=trial), inside, q)
         assert found >= best - 1e-12
         hits += found <= best + 1e-9
     assert hits >= 55
@@ -133,7 +149,7 @@ def test_no_single_change_improves_what_a_search_found(seed, classes, k):
     rng = np.random.default_rng(seed)
     inside = rng.multinomial(16, rng.dirichlet(np.ones(k)), 15)
     q = rng.dirichlet(np.ones(classes), 15)
-    found = label_clusters(inside, q, restarts=1, seed=seed)
+    found = searched(inside, q, restarts=1, seed=seed)
     reached = loss(found, inside, q)
     for cluster, other in itertools.product(range(k), range(classes)):
         changed = np.where(np.arange(k) == cluster, other, found)
@@ -145,9 +161,9 @@ def test_exact_proportions_of_pure_clusters_give_their_labels_back():
     truth = rng.integers(0, 4, 8)
     inside = np.array([rng.multinomial(32, rng.dirichlet(np.full(8, 0.5))) for _ in range(60)])
     q = inside / 32 @ np.eye(4)[truth]
-    assert (label_clusters(inside, q, restarts=20, seed=1) == truth).all()
+    assert (searched(inside, q, restarts=20, seed=1) == truth).all()
     apart = 100 * np.eye(8)
-    assert (class_shares(apart, inside, q, batch=32, variance=0.0).argmax(axis=1) == truth).all()
+    assert (shares_of(apart, inside, q, batch=32, variance=0.0).argmax(axis=1) == truth).all()
 
 
 def test_batches_without_weight_say_nothing():
@@ -156,19 +172,19 @@ def test_batches_without_weight_say_nothing():
     q = rng.dirichlet(np.ones(3), 40)
     heard = np.arange(40) % 3 > 0
     lies = np.where(heard[:, None], q, 1e6)
-    few = label_clusters(inside[heard], q[heard], restarts=5, seed=2)
-    assert (label_clusters(inside, lies, restarts=5, seed=2, weights=heard) == few).all()
+    few = searched(inside[heard], q[heard], restarts=5, seed=2)
+    assert (searched(inside, lies, restarts=5, seed=2, weights=heard) == few).all()
     one = np.zeros((8, 1))  # clusters in one place: how many are in each does not matter for how alike they are
-    some = class_shares(one, inside[heard], q[heard], batch=32, variance=5.0)
-    np.testing.assert_allclose(class_shares(one, inside, lies, batch=32, variance=5.0, weights=heard), some, atol=1e-6)
+    some = shares_of(one, inside[heard], q[heard], batch=32, variance=5.0)
+    np.testing.assert_allclose(shares_of(one, inside, lies, batch=32, variance=5.0, weights=heard), some, atol=1e-6)
 
 
 def test_a_cluster_that_no_batch_tells_of_has_the_largest_class():
     inside = np.array([[4, 4, 0], [2, 6, 0]])
     q = np.array([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]])
-    assert label_clusters(inside, q, restarts=4, seed=1).tolist() == [0, 1, 1]
+    assert searched(inside, q, restarts=4, seed=1).tolist() == [0, 1, 1]
     apart = np.array([[0.0], [100.0], [-500.0]])
-    assert class_shares(apart, inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, 1]
+    assert shares_of(apart, inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, 1]
 
 
 def test_a_cluster_that_no_batch_tells_of_takes_after_the_nearest():
@@ -176,7 +192,7 @@ def test_a_cluster_that_no_batch_tells_of_takes_after_the_nearest():
     q = inside[:, :2] / 8
     for nearest, label in ((0.0, 0), (100.0, 1)):
         centres = np.array([[0.0], [100.0], [nearest]])
-        assert class_shares(centres, inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, label]
+        assert shares_of(centres, inside, q, batch=8, variance=0.0).argmax(axis=1).tolist() == [0, 1, label]
 
 
 def test_shares_are_shares_and_nearer_to_the_truth_than_what_is_drawn_from_noise_alone():
@@ -186,11 +202,11 @@ def test_shares_are_shares_and_nearer_to_the_truth_than_what_is_drawn_from_noise
     inside = members(nearest, len(counts[0]), 16)
     truth = np.array([(y[nearest == j, None] == np.arange(5)).mean(axis=0) for j in range(16)])
     sizes = np.bincount(nearest, minlength=16) / len(x)
-    found = class_shares(centres, inside, counts[0] / 32, batch=32, variance=0.0)
+    found = shares_of(centres, inside, counts[0] / 32, batch=32, variance=0.0)
     assert (found >= 0).all()
     np.testing.assert_allclose(found.sum(axis=1), 1)
     assert sizes @ abs(found - truth).sum(axis=1) < 0.4  # of at most 2
-    hidden = class_shares(centres, inside, counts[0] / 32, batch=32, variance=1e9)
+    hidden = shares_of(centres, inside, counts[0] / 32, batch=32, variance=1e9)
     np.testing.assert_allclose(hidden, np.tile(counts[0].sum(axis=0) / len(x), (16, 1)), atol=1e-3)
 
 
@@ -336,7 +352,7 @@ def test_how_many_turns_a_search_takes_does_not_depend_on_the_windows(monkeypatc
     varied = rng.multinomial(30, rng.dirichlet(np.ones(16)), size=40)
     constant = np.repeat([[30] + [0] * 15], 40, axis=0)
     for inside in (varied, constant):
-        label_clusters(inside, rng.dirichlet(np.ones(5), size=40), restarts=3, seed=1)
+        searched(inside, rng.dirichlet(np.ones(5), size=40), restarts=3, seed=1)
     assert turns == [(3, 16, 5)] * (2 * clusters.turns(16))
 
 
@@ -345,7 +361,7 @@ def test_a_search_that_has_ended_stays_where_it_is(monkeypatch: pytest.MonkeyPat
     for trial in range(20):
         inside = rng.multinomial(20, rng.dirichlet(np.ones(8)), size=30)
         given = rng.normal(size=(30, 4))
-        usual = label_clusters(inside, given, restarts=4, seed=trial)
+        usual = searched(inside, given, restarts=4, seed=trial)
         with monkeypatch.context() as patch:
             patch.setattr(clusters, "turns", lambda k: 40 * k)
-            assert (label_clusters(inside, given, restarts=4, seed=trial) == usual).all()
+            assert (searched(inside, given, restarts=4, seed=trial) == usual).all()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crowdml.arrays import Samples
+from crowdml.arrays import Outer, Samples
 from crowdml.errors import TaskError
-from crowdml.models import KINDS, LeastSquares, Linear, Logistic, SmoothSvm, Softmax, Svm, make_model
+from crowdml.models import KINDS, LeastSquares, Linear, Logistic, SmoothSvm, Softmax, Svm, make_model, sample_gradients
 
 MODELS = [
     Softmax(5, 4),
@@ -39,11 +39,11 @@ def scores(model, weights, x):
     return x @ weights[:-1] + weights[-1] if getattr(model, "bias", False) else x @ weights
 
 
-def autodiff(model, weights, x, y):
+def autodiff(model):
     def loss(w, one_x, one_y):
         return model.losses(w, Samples(one_x[None], one_y[None]))[0]
 
-    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0)))(weights, x, y)
+    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0)))
 
 
 def on_jax(weights, x, y):
@@ -52,19 +52,41 @@ def on_jax(weights, x, y):
 
 @by_model
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("spread", [0.1, 1.0, 20.0])
-def test_gradients_by_hand_equal_those_of_autodiff(model, dtype, spread):
-    weights, x, y = draw(model, seed=1, b=200, dtype=dtype, spread=spread)
-    with jax.enable_x64(dtype == np.float64):
-        expected = autodiff(model, *(jnp.asarray(v) for v in (weights, x, y)))
-        assert expected.dtype == dtype
-        ours = model.gradients(*on_jax(weights, x, y))
-        assert ours.dtype == dtype
-    tolerance = 1e-5 if dtype == np.float32 else 1e-12
-    np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance * np.abs(x).max())
-    ours = model.gradients(weights, Samples(x, y))
-    assert ours.dtype == dtype
-    np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance * np.abs(x).max())
+def test_gradients_by_hand_equal_those_of_autodiff(model, dtype):
+    gradients, tolerance = autodiff(model), 1e-5 if dtype == np.float32 else 1e-12
+    for spread in (0.1, 1.0, 20.0):
+        weights, x, y = draw(model, seed=1, b=200, dtype=dtype, spread=spread)
+        with jax.enable_x64(dtype == np.float64):
+            expected = gradients(*(jnp.asarray(v) for v in (weights, x, y)))
+            assert expected.dtype == dtype
+            compiled = model.gradients(*on_jax(weights, x, y))
+        for ours in (compiled, model.gradients(weights, Samples(x, y))):
+            assert ours.dtype == dtype
+            np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance * np.abs(x).max())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_factors_of_softmax_gradients_are_finite_and_multiply_to_them(bias):
+    model = Softmax(5, 4, bias=bias)
+    weights, x, y = draw(model, seed=3, dtype=np.float32)
+    x[1, 2], x[4, 0], x[6], y[8] = np.nan, np.inf, 3e38, 9
+    gradients = model.gradients(weights, Samples(x, y))
+    assert not gradients[[1, 4, 6, 8]].any()
+    for rows in (model.gradient_factors(weights, Samples(x, y)), sample_gradients(model, *on_jax(weights, x, y))):
+        assert isinstance(rows, Outer)
+        assert rows.shape == gradients.shape
+        assert np.isfinite(rows.left).all()
+        np.testing.assert_allclose(rows.left[:, :, None] * rows.right[:, None, :], gradients, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(rows.sum(0), gradients.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_have_factors_only_where_compiled_code_gains_by_them():
+    softmax, linear = Softmax(5, 4), Linear(5)
+    weights, x, y = draw(softmax, seed=3, dtype=np.float32)
+    assert sample_gradients(softmax, weights, Samples(x, y)).shape == (12, 5, 4)
+    for model, samples in ((softmax, (weights, x, y)), (softmax, (weights, x[:7], y[:7])), (linear, draw(linear, 3))):
+        rows = sample_gradients(model, *on_jax(*samples))
+        assert isinstance(rows, Outer) == (model is softmax and len(samples[1]) == 12)
 
 
 @by_model
@@ -246,13 +268,13 @@ def test_every_kind_can_be_made_by_its_name():
         (("svm", 3, 4), {}, "exactly 2 classes, not 4"),
         (("linear", 3, 4), {}, "predicts a number, but 4 classes"),
         (("softmax", 0, 4), {}, "dimension = 0"),
-        (("softmax", 3, 4), {"width": 1.0}, "no setting 'width'. It has none"),
+        (("softmax", 3, 4), {"width": 1.0}, "no setting 'width'. Its settings are bias"),
         (("linear", 3, None), {"depth": 1}, "Did you mean 'width'? Its settings are width, tolerance, bound, bins"),
         (("linear", 3, None), {"width": 0.0}, "width = 0.0 is not"),
         (("smooth-svm", 3, 2), {"width": 0.0}, "width = 0.0 is not"),
         (("svm", 3, 2), {"width": 1.0}, "no setting 'width'. Its settings are bias"),
         (("svm", 3, 2), {"bias": 1}, "bias = 1 is not true or false"),
-        (("linear", 3, None), {"bias": True}, "no setting 'bias'"),
+        (("linear", 3, None), {"bias": 1}, "bias = 1 is not true or false"),
         (("linear", 3, None), {"width": float("nan")}, "width = nan is not"),
         (("linear", 3, None), {"bound": "one"}, "bound = 'one' is not"),
         (("linear", 3, None), {"bins": 2.5}, "bins = 2.5 is not"),

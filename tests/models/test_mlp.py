@@ -222,11 +222,10 @@ def test_a_sample_with_one_broken_entry_adds_nothing_and_leaves_the_others_alone
 
 
 @by_model
-@pytest.mark.parametrize("label", [-1, 99, 0.5, np.nan, np.inf])
-def test_a_label_out_of_range_contributes_nothing(model, label):
-    label = 1.001 if model.classes is None and label in (0.5, -1) else label
+def test_a_label_out_of_range_contributes_nothing(model):
+    few = [-1, 0.5] if model.classes else [-1.001, 1.001]
     weights, x, _ = draw(model, seed=4, dtype=np.float32)
-    y = np.array([1] + [label] * (B - 1), np.float32)
+    y = np.array([1, *itertools.islice(itertools.cycle([*few, 99, np.nan, np.inf]), B - 1)], np.float32)
     for said in on_both(model, weights, x, y, 1e6):
         for nothing in (said.rows, said.losses, said.mistakes, said.cells):
             assert not nothing[1:].any()

@@ -5,34 +5,23 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tasks import SGD, toml
 
 from crowdml.cli import cli
 from crowdml.errors import TaskError
-from crowdml.protocol import quote
+from crowdml.price import Price
 from crowdml.protocols import find, sgd
-from crowdml.sim.estimator import simulate, spread_out
+from crowdml.sim.studies import simulate
 from crowdml.task import from_canonical, parse
 
-TEXT = """
-name = "small"
-[features]
-dimension = 2
-norm = { kind = "l2", bound = 1.5 }
-[labels]
-classes = ["same", "different"]
-[model]
-kind = "mlp"
-hidden = [8]
-activation = "tanh"
-[protocol]
-kind = "sgd"
-batch = 10
-step = { c = 5.0 }
-clip = 0.5
-[privacy]
-mechanism = "discrete-gaussian"
-epsilon = { gradient = 8.0 }
-"""
+TEXT = toml(
+    SGD,
+    features={"dimension": 2, "norm": {"kind": "l2", "bound": 1.5}},
+    labels={"classes": ["same", "different"]},
+    model={"kind": "mlp", "hidden": [8], "activation": "tanh"},
+    protocol={"batch": 10, "step": {"c": 5.0}, "clip": 0.5},
+    privacy={"epsilon": {"gradient": 8.0}},
+)
 
 
 def test_without_a_clip_it_is_refused_with_the_key_that_is_missing():
@@ -43,7 +32,7 @@ def test_without_a_clip_it_is_refused_with_the_key_that_is_missing():
 def test_the_noise_is_that_of_the_clip_whatever_the_features_are():
     for bound in ("1.5", "90.0"):
         task = parse(TEXT.replace("bound = 1.5", f"bound = {bound}"))
-        row = quote(find(task), task).rows[0].mechanism
+        row = Price.of(find(task), task).rows[0].mechanism
         assert float(row.clip * row.grid.step) == pytest.approx(0.5, rel=1e-3)
         assert row.sensitivity.bound == 2 * row.clip
 
@@ -71,9 +60,9 @@ def test_a_simulated_crowd_learns_what_no_linear_model_can():
     rng = np.random.default_rng(1)
     x = rng.uniform(-1, 1, (20_000, 2)).astype(np.float32)
     y = ((x[:, 0] > 0) ^ (x[:, 1] > 0)).astype(np.int32)
-    study = simulate(parse(TEXT), x, y, lambda seed: spread_out("iid", y, 50, seed), seeds=[3])
+    study = simulate(parse(TEXT), x, y, devices=50, seed=[3])
     assert study.accuracy(x[:2000], y[:2000])[0][-1] > 0.85
-    assert study.cost.epsilon_sample == pytest.approx(8.0, rel=0.01)
+    assert study.planned.sample == pytest.approx(8.0, rel=0.01)
 
 
 @pytest.mark.parametrize(

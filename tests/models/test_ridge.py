@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from crowdml.models.ridge import clean, error_interval, predict, solve
+from crowdml.models.ridge import clean, error_interval, predict, solve, solve_each
 
 
 def noisy_symmetric(rng, size, deviation):
@@ -26,6 +26,15 @@ def test_without_noise_it_is_plain_ridge_regression():
     rng, h, _ = made(size=20)
     truth = rng.normal(size=(20, 2))
     assert np.allclose(solve(h.T @ h, h.T @ (h @ truth), 0.0), truth, atol=0.05)
+
+
+def test_several_rules_solve_the_same_moments_as_each_does_alone():
+    rng, h, _ = made(size=20)
+    gram, cross = h.T @ h, h.T @ rng.normal(size=(len(h), 2))
+    rules = (0.1, 0.35, 2.0)
+    found = solve_each(gram, cross, 3.0, rules)
+    assert all(np.array_equal(weights, solve(gram, cross, 3.0, c)) for weights, c in zip(found, rules, strict=True))
+    assert np.linalg.norm(found[0]) > np.linalg.norm(found[2])
 
 
 def test_treated_eigenvalues_are_nearer_to_what_the_matrix_is_along_their_vectors():

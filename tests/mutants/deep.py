@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import queue
 import sys
 import tempfile
@@ -24,10 +23,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from run import PASSED, SLOW_TO_IMPORT, SOURCE, WORKERS, Copy, make_copy, say
+from run import PASSED, PROCESSES, SLOW_TO_IMPORT, SOURCE, WORKERS, Copy, make_copy, say
 from survivors import SURVIVORS
 
-PROCESSES = int(os.environ.get("CROWDML_MUTANT_PROCESSES", "2"))
 CORE = tuple(
     f"tests/secagg/test_{name}.py" for name in ("guards", "lies", "codec", "graph", "shamir", "masks", "rounds")
 )
@@ -67,8 +65,12 @@ class Site:
 
     @property
     def name(self) -> str:
+        return f"{self.file} {self.within}"
+
+    @property
+    def within(self) -> str:
         again = f" #{self.place + 1}" if self.place else ""
-        return f"{self.file} {self.function}: {self.comparison}{again} -> {self.value}"
+        return f"{self.function}: {self.comparison}{again} -> {self.value}"
 
     def applied(self, source: str) -> str:
         """The source with the constant. Offsets count bytes, as Python's parser does."""
@@ -115,6 +117,21 @@ def all_sites(files: list[str]) -> list[Site]:
     return [site for file in files for site in sites(file, (SOURCE / file).read_text(encoding="utf-8"))]
 
 
+def explained(found: list[Site]) -> dict[str, str]:
+    """The names of survivors that have a reason, each with its key in SURVIVORS.
+
+    The file in a key is a hint: a function that moved to another file keeps its reasons, if no other of that name is
+    among these comparisons.
+    """
+    names = {site.name for site in found}
+    keys = {name: name for name in SURVIVORS if name in names}
+    for key in SURVIVORS.keys() - keys.keys():
+        moved = [site.name for site in found if site.within == key.partition(" ")[2] and site.name not in SURVIVORS]
+        if len(moved) == 1:
+            keys[moved[0]] = key
+    return keys
+
+
 def red_without_mutant(copies: queue.SimpleQueue[Copy], tests: list[str]) -> list[str]:
     """Those of these test files that fail on healthy source."""
     copy = copies.get()
@@ -154,6 +171,7 @@ def main(arguments: list[str]) -> int:
     begun = time.monotonic()
     WORKERS.set_forkserver_preload(SLOW_TO_IMPORT)
     killers: dict[str, str | None] = {}
+    reasons = {name: SURVIVORS[key] for name, key in explained(found).items()}
     with tempfile.TemporaryDirectory(prefix="mutants-") as place, ThreadPoolExecutor(PROCESSES) as pool:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(PROCESSES):
@@ -166,15 +184,15 @@ def main(arguments: list[str]) -> int:
         for done in as_completed(waiting):
             site = waiting[done]
             killers[site.name], seconds = done.result()
-            note = killers[site.name] or ("SURVIVED, explained" if site.name in SURVIVORS else "SURVIVED")
+            note = killers[site.name] or ("SURVIVED, explained" if site.name in reasons else "SURVIVED")
             say(f"{len(killers):4} of {len(found)}  {seconds:5.1f} s  {site.name}  {note}")
     rows = [
-        {"mutant": name, "test": test, "killed": test is not None, "reason": SURVIVORS.get(name)}
+        {"mutant": name, "test": test, "killed": test is not None, "reason": reasons.get(name)}
         for name, test in ((site.name, killers[site.name]) for site in found)
     ]
     print(json.dumps({"id": "mutants-deep", "rows": rows}, ensure_ascii=False))
     alive = [row["mutant"] for row in rows if not row["killed"]]
-    unexplained = [name for name in alive if name not in SURVIVORS]
+    unexplained = [name for name in alive if name not in reasons]
     killed_after_all = [row["mutant"] for row in rows if row["killed"] and row["reason"]]
     say(f"{time.monotonic() - begun:5.0f} s  {len(rows) - len(alive)} of {len(rows)} killed, {len(alive)} alive.")
     for name in unexplained:

@@ -2,6 +2,7 @@
 
     python tests/mutants/run.py            every mutant of table.py
     python tests/mutants/run.py NAME...    some of them, by name
+    python tests/mutants/run.py --check    whether every mutant has its place and its test, in seconds
 
 First every named test must be green on the copy as it is. Then each mutant is patched in, alone, and its test must
 fail: a test that cannot be collected, or that does not exist, has shown nothing, and its mutant counts as alive.
@@ -10,10 +11,12 @@ Stdout carries one JSON object, everything else goes to stderr; the exit code is
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import queue
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,14 +25,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
-from table import MUTANTS, Mutant
+from aim import LostError, Mutant, Package
+from table import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src" / "crowdml"
-PROCESSES = 2
+PROCESSES = int(os.environ.get("CROWDML_MUTANT_PROCESSES", "2"))
 LONGEST = 240  # seconds that one test may take
-SLOW_TO_IMPORT = ["pytest", "numpy", "scipy.stats", "hypothesis.strategies", "mpmath", "msgpack"]
+SLOW_TO_IMPORT = [
+    *["pytest", "hypothesis.strategies", "schemathesis.pytest.plugin", "numpy", "scipy.stats", "mpmath", "msgpack"],
+    *["sqlalchemy", "alembic.command", "starlette.applications", "uvicorn", "cryptography.hazmat.primitives.hashes"],
+]
 NOT_THE_COPY = 70
 WORKERS = get_context("forkserver")
 PASSED, FAILED = 0, 1  # pytest's exit codes; others say that no test was run to its end
@@ -52,9 +60,10 @@ class Copy:
     @contextmanager
     def with_(self, mutant: Mutant):
         """The copy with this mutant, and without it afterwards."""
-        path = self.package / mutant.file
+        file, mutated = Package(self.package).applied(mutant)
+        path = self.package / file
         healthy = path.read_text(encoding="utf-8")
-        path.write_text(mutant.applied(healthy), encoding="utf-8")
+        path.write_text(mutated, encoding="utf-8")
         try:
             yield
         finally:
@@ -84,7 +93,7 @@ def run_tests(folder: str, tests: tuple[str, ...], words: str) -> None:
     os.chdir(ROOT)
     os.environ.update(
         PYTHONPATH=folder,  # for the processes that tests start
-        PYTHONDONTWRITEBYTECODE="1",  # a stale one would hide the mutant
+        PYTHONDONTWRITEBYTECODE="1",  # the copy has its bytecode
         HYPOTHESIS_STORAGE_DIRECTORY=f"{folder}/hypothesis",
         OMP_NUM_THREADS="1",
     )
@@ -103,7 +112,9 @@ def run_tests(folder: str, tests: tuple[str, ...], words: str) -> None:
 
 
 def make_copy(folder: Path) -> Copy:
+    """A copy with its bytecode, which holds only for a source of the same hash: none can hide a mutant."""
     shutil.copytree(SOURCE, folder / "crowdml", ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(folder / "crowdml", quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
     return Copy(folder)
 
 
@@ -129,14 +140,40 @@ def try_mutant(copies: queue.SimpleQueue[Copy], mutant: Mutant) -> tuple[bool, s
         copies.put(copy)
 
 
+def lost_places(mutants: list[Mutant]) -> list[str]:
+    """A sentence for each of these mutants that has no place, or no single one, in the source."""
+    package, lost = Package(SOURCE), []
+    for mutant in mutants:
+        try:
+            package.applied(mutant)
+        except LostError as error:
+            lost.append(str(error))
+    return lost
+
+
+def lost_tests(mutants: list[Mutant]) -> list[str]:
+    """A line for each test of these mutants that pytest does not find, parameters included."""
+    tests = list(dict.fromkeys(mutant.test for mutant in mutants))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--collect-only", *tests]
+    ours = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    found = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, check=False)
+    said = (found.stdout + found.stderr).decode(errors="replace").splitlines()
+    return [line for line in said if line.startswith("ERROR")] or said[-8:] if found.returncode else []
+
+
 def main(names: list[str]) -> int:
+    if names == ["--check"]:
+        lost = [*lost_places(list(MUTANTS)), *lost_tests(list(MUTANTS))]
+        say("\n".join([*lost, f"{len(MUTANTS)} mutants, {len(lost)} faults of places and tests."]))
+        return 2 if lost else 0
     unknown = set(names) - {mutant.name for mutant in MUTANTS}
     if unknown:
-        say(f"No mutant is called {', '.join(sorted(unknown))}. There are: {', '.join(m.name for m in MUTANTS)}.")
+        say(f"No mutant is called {', '.join(sorted(unknown))}: tests/mutants/table.py has their names.")
         return 2
     mutants = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    for mutant in mutants:
-        mutant.applied((SOURCE / mutant.file).read_text(encoding="utf-8"))  # raises if the patch does not fit
+    if lost := lost_places(mutants):
+        say("\n".join([*lost, "The source has moved on; bring tests/mutants/table.py up to date."]))
+        return 2
     begun = time.monotonic()
     WORKERS.set_forkserver_preload(SLOW_TO_IMPORT)
     with tempfile.TemporaryDirectory(prefix="mutants-") as place, ThreadPoolExecutor(PROCESSES) as pool:

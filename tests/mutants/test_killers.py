@@ -13,12 +13,14 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tasks import SGD, toml
 
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
 from crowdml.errors import GuaranteeError, LeakError
 from crowdml.messages import Public, message, seal
 from crowdml.models import make_model
+from crowdml.price import Price
 from crowdml.privacy.calibration import rho_for
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import Grid
@@ -28,7 +30,7 @@ from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import Context, Send, Sensed, advance, quote
+from crowdml.protocol import Context, Send, Sensed, advance
 from crowdml.protocols import find
 from crowdml.protocols.sgd import Gradient, Params
 from crowdml.task import parse
@@ -37,29 +39,17 @@ GRID = Grid(Fraction(1, 1024))
 CLIP = 1000  # grid steps
 SAMPLES = 4
 
-TASK = """
-name = "killers"
-[features]
-dimension = 3
-norm = {{ kind = "{norm}", bound = 1.0 }}
-[labels]
-classes = ["a", "b", "c"]
-[model]
-kind = "softmax"
-[protocol]
-kind = "sgd"
-batch = 4
-held_out = {held_out}
-step = {{ schedule = "1/sqrt(t)", c = 1.0 }}
-[privacy]
-mechanism = "{mechanism}"
-epsilon = {{ gradient = 1.0, errors = 0.25, labels = 0.5 }}
-"""
-
 
 def a_task(mechanism: str = "discrete-gaussian", held_out: int = 0):
     norm = "l1" if mechanism == "discrete-laplace" else "l2"
-    return parse(TASK.format(norm=norm, mechanism=mechanism, held_out=held_out))
+    return parse(
+        toml(
+            SGD,
+            features={"dimension": 3, "norm": {"kind": norm, "bound": 1.0}},
+            protocol={"batch": 4, "held_out": held_out},
+            privacy={"mechanism": mechanism, "epsilon": {"gradient": 1.0, "errors": 0.25, "labels": 0.5}},
+        )
+    )
 
 
 @dataclass
@@ -281,9 +271,9 @@ def test_a_check_in_moves_by_no_more_than_its_noise_hides_and_by_nearly_that_muc
 
 
 def test_a_sample_pays_for_everything_that_used_it():
-    assert quote(find(a_task("discrete-laplace")), a_task("discrete-laplace")).sample_epsilon() == 1.75
+    assert Price.of(find(a_task("discrete-laplace")), a_task("discrete-laplace")).sample_epsilon() == 1.75
     held_out = a_task("discrete-laplace", held_out=2)
-    assert quote(find(held_out), held_out).sample() == Total.of(
+    assert Price.of(find(held_out), held_out).sample() == Total.of(
         [row.loss for row in _rows(held_out, "gradient", "labels")]
     )
 

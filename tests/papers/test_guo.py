@@ -14,10 +14,7 @@ from crowdml.experiments.figure import Figure
 from crowdml.experiments.registry import listing, reproduce
 
 READY = {line.id for line in listing() if line.state == "ready"}
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("guo/fig4" not in READY, reason="Adult is not in $CROWDML_DATA"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif("guo/fig4" not in READY, reason="Adult is not in $CROWDML_DATA")]
 
 
 @cache

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 
 sys.path[:0] = [
     str(Path(__file__).parent),
@@ -17,7 +18,18 @@ sys.path[:0] = [
 from crowd import Crowd, open_crowd  # noqa: E402  # found by the line above
 from real_postgresql import fresh_database, postgresql, postgresql_url  # noqa: E402, F401  fixtures
 
+from crowdml.server import operators  # noqa: E402
+
 BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers_hasher() -> Iterator[PasswordHasher]:
+    """The hasher of real servers; the tests have a quick one, for theirs takes a tenth of a second a password."""
+    with pytest.MonkeyPatch.context() as patch:
+        own = operators._hasher
+        patch.setattr(operators, "_hasher", PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
+        yield own
 
 
 @pytest.fixture(params=BOTH)

@@ -19,8 +19,8 @@ import numpy as np
 from device import Answer, Device, Running, serving
 
 from crowdml.messages import SERVER, Envelope, encode
+from crowdml.price import Price
 from crowdml.privacy.private import RECEIVED, Release
-from crowdml.protocol import Quote, quote
 from crowdml.protocols import find, settled
 from crowdml.protocols.sgd import Gradient
 from crowdml.server.limits import Limits
@@ -53,8 +53,8 @@ def make_study(
 
 
 @lru_cache
-def price(task: Task) -> Quote:
-    return quote(find(task), task)
+def price(task: Task) -> Price:
+    return Price.of(find(task), task)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Browser:
         for name, value in asked.items():
             request.add_header(name.replace("_", "-"), value)
         try:
-            answer = self.opener.open(request, timeout=20)
+            answer = self.opener.open(request, timeout=60)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:
@@ -133,7 +133,7 @@ class Crowd:
         body = encode(Gradient(zero, heard.get("errors"), heard.get("labels"), np.int32(0)))
         seq = of.get("seq", device.seq + 1)
         priced = price(task)
-        said = Statement.of(priced.device.scaled(seq), 20 * seq, priced.sample())
+        said = Statement.of(priced.device(seq), 20 * seq, priced.sample())
         envelope = Envelope(task.hash, device.key.id, frozenset((SERVER,)), seq, "sgd/gradient/1", body)
         answer = device.send(task, sign(envelope, said, device.key))
         assert answer.status == 202, answer.body
@@ -143,7 +143,7 @@ class Crowd:
     def point(self) -> None:
         """Keep a moment now, rather than at the watcher's next look."""
         hub = self.running.hub
-        hub._writer.submit(hub._point).result(20)
+        hub._writer.submit(hub._point).result(60)
 
     def goes_on(self, check_ins: int, moments: int, seed: int = 1) -> None:
         """A crowd that learns: errors fall, and counts have the noise that the task asks for."""

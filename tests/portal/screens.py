@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
             one_round(crowd)
             crowd.check_in(left, task=ended)
             crowd.point()
-        crowd.running.run(crowd.running.hub.set_state(ended.hash, "stopped"))
+        crowd.running.run(crowd.running.hub.change(ended.hash, "stop"))
         crowd.goes_on(check_ins=480, moments=30)
         code = crowd.running.started.code
         owner = crowd.owner_address(crowd.devices[0])

@@ -91,7 +91,7 @@ def test_a_page_is_complete_without_scripts(busy: Crowd, browser: Any):
             picture.scroll_into_view_if_needed()
             assert picture.is_visible()
             assert picture.get_attribute("alt")
-        assert opened.page.get_by_text("The numbers and plots on this page follow").is_hidden()
+        assert opened.page.get_by_text("The numbers and plots on this page are updated").is_hidden()
         is_clean(opened)
 
 
@@ -190,7 +190,7 @@ def test_an_owner_goes_the_whole_way_from_the_link_to_the_withdrawal(crowd: Crow
         page.get_by_role("button", name="Withdraw now").click()
         assert page.get_by_role("heading", name="Your device has withdrawn").is_visible()
         opened.open("/device")
-        assert page.get_by_role("heading", name=re.compile("This link does not open anything")).is_visible()
+        assert page.get_by_role("heading", name=re.compile("This link does not work")).is_visible()
         is_clean(opened)
 
 

@@ -17,7 +17,7 @@ from test_operator_pages import DIGITS, NETWORK, drafted
 from crowdml.datasets import catalogue
 from crowdml.protocols import find
 from crowdml.server.portal.simulation import Asked, SimulationRefused, Simulations, fitting_crowd, has_jax
-from crowdml.server.portal.task_form import begin_from, check_text, flaws_of, task_text
+from crowdml.server.portal.task_form import begin_from, by_rule, check_text, flaws_of, task_text
 from crowdml.task import parse
 
 STEP = "protocol.step.c"
@@ -45,7 +45,8 @@ def test_a_step_by_rule_follows_when_a_draft_is_changed_and_its_number_stands_be
     desk = set_up(crowd)
     path = drafted(desk, BY_RULE)
     before = float(check_text(task_text(BY_RULE)[0]).protocol["step"]["c"])
-    assert f"Step size c = {before:g}, by rule" in desk.text
+    assert "By rule, from 100 expected devices and the price alone" in desk.text
+    assert f"<li>Step size c = {before:g}</li>" in desk.text
     form = desk.get(f"/operator/tasks/new?from={path.rpartition('/')[2]}").text
     assert field(form, STEP) == ""
     assert f"By rule it was {before:g}." in form
@@ -53,24 +54,34 @@ def test_a_step_by_rule_follows_when_a_draft_is_changed_and_its_number_stands_be
     changed(desk, path, **more)
     after = float(check_text(task_text({**BY_RULE, **more})[0]).protocol["step"]["c"])
     assert after < before
-    assert f"Step size c = {after:g}, by rule" in desk.text
+    assert f"<li>Step size c = {after:g}</li>" in desk.text
+
+
+def test_a_draft_remembers_how_many_devices_are_expected_and_is_tried_with_as_many(crowd: Crowd):
+    desk = set_up(crowd)
+    path = drafted(desk, {**BY_RULE, "crowd.devices": "15"})
+    assert field(desk.text, "devices") == "15"
+    assert "15 devices with 28 samples each: This crowd is small for its price" in desk.text
+    form = desk.get(f"/operator/tasks/new?from={path.rpartition('/')[2]}").text
+    assert field(form, "crowd.devices") == "15"
 
 
 def test_a_step_that_was_typed_stays_what_was_typed_even_where_it_is_the_rules(crowd: Crowd):
     desk = set_up(crowd)
-    rule = begin_from(parse(task_text(BY_RULE)[0]))[1][STEP]
+    rule = begin_from(parse(task_text(BY_RULE)[0]), by_rule(BY_RULE))[1][STEP]
     for typed in (rule, "0.25"):
         path = drafted(desk, {**DIGITS, STEP: typed})
-        assert "by rule" not in desk.text
+        assert "By rule" not in desk.text
         assert field(desk.get(f"/operator/tasks/new?from={path.rpartition('/')[2]}").text, STEP) == typed
 
 
 def test_a_draft_of_an_older_version_and_a_shipped_task_have_a_step_by_rule_where_it_is_the_rules(crowd: Crowd):
     desk = set_up(crowd)
-    path = drafted(desk, BY_RULE)
-    store, name = crowd.running.hub.store, f"draft/{check_text(task_text(BY_RULE)[0]).hash.hex()}"
+    earlier = {**DIGITS, STEP: "4.407", "protocol.step.schedule": "1/sqrt(t)"}  # by the rule for a crowd of any size
+    path = drafted(desk, earlier)
+    store, name = crowd.running.hub.store, f"draft/{check_text(task_text(earlier)[0]).hash.hex()}"
     plain = json.loads(store.setting(name) or b"")
-    assert plain.pop("by_rule") == [STEP]
+    assert (plain.pop("by_rule"), plain.pop("devices")) == ([], 100)
     store.set_setting(name, json.dumps(plain).encode())
     assert field(desk.get(f"/operator/tasks/new?from={path.rpartition('/')[2]}").text, STEP) == ""
     assert field(desk.get("/operator/tasks/new?from=digits012").text, STEP) == ""
@@ -146,4 +157,4 @@ def test_choosing_a_network_fills_in_its_clip_and_a_data_set_its_crowd(crowd: Cr
         assert page.locator("[id='protocol.clip']").input_value() == "1"
         opened.open(path)
         page.select_option("#data", "synthetic")
-        assert page.locator("#devices").input_value() == "500"
+        assert page.locator("#devices").input_value() == "100"

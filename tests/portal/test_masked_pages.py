@@ -14,7 +14,7 @@ from masked_device import crowd as masked_crowd
 from masked_device import make_masked, through
 from test_public import words_of
 
-from crowdml.protocol import quote
+from crowdml.price import Price
 from crowdml.protocols import find
 from crowdml.server.portal.health import lately
 
@@ -36,10 +36,10 @@ def test_a_study_under_masks_says_what_the_server_learns_and_what_colluders_leav
     with open_crowd(tmp_path / "data", TASK) as crowd:
         path = f"/studies/{TASK.hash.hex()[:12]}"
         seen = words_of(crowd.browser().get(path).text)
-        assert "the server learns that sum over 4 to 5 devices, and nothing of one of them" in seen
+        assert "the server learns that sum over 4 to 5 devices, and nothing about any single one" in seen
         assert "Cohorts added up 0 Rounds abandoned 0" in seen
-        priced = quote(find(TASK), TASK)
-        for epsilon in (priced.sample_epsilon(), priced.sample_epsilon_alone()):
+        priced = Price.of(find(TASK), TASK)
+        for epsilon in (priced.sample_epsilon(), priced.sample_epsilon(alone=True)):
             assert re.search(rf"ε = {epsilon:.3g}\b", seen), epsilon
         assert "If everyone else colludes" in seen
         german = words_of(crowd.browser().get(f"{path}?lang=de").text)

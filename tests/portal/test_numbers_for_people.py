@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from screens import chromium, window
 from test_operator_pages import DIGITS, drafted, instead
 
+from crowdml.price import Price
+from crowdml.protocols import find
 from crowdml.server.estimates import Estimate
-from crowdml.server.portal.pricing import price
 from crowdml.server.portal.simulation import has_jax
 from crowdml.server.portal.words import LANGUAGES, words
 from crowdml.texts import number_text
@@ -71,8 +72,9 @@ def test_a_number_has_no_exponent_of_computers(value: float, digits: int):
 
 def test_no_price_on_an_operators_page_has_an_exponent_of_computers():
     """Review 2, owner finding 7: the noise of a small epsilon is a large number of steps."""
-    found = price(make_study(epsilon="{ gradient = 0.002 }", stop=""))
-    assert not [row for row in found.rows if re.search(r"e[+-]", row.noise + row.loss)]
+    study = make_study(epsilon="{ gradient = 0.002 }", stop="")
+    found = Price.of(find(study), study)
+    assert not [row for row in found.rows if re.search(r"e[+-]", row.noise + row.loss_text)]
     assert re.search(r"\d,\d{3} steps", found.rows[0].noise)
 
 

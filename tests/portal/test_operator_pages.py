@@ -27,14 +27,14 @@ from device import TEXT, Device, make_task, serving
 
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, model_file
-from crowdml.server.hub import utc_now
+from crowdml.server.hub import check_hosted, utc_now
 from crowdml.server.portal.forms import NO_TEXT, _multipart
 from crowdml.server.portal.simulation import LONGEST, MEMORY, Asked, Simulation, Simulations, has_jax, suitable_data
 from crowdml.server.portal.task_form import (
-    FIELDS,
     check_text,
     defaults,
     field_of,
+    fields,
     flaws_of,
     in_fields,
     says_all_of,
@@ -42,6 +42,7 @@ from crowdml.server.portal.task_form import (
     values_of,
 )
 from crowdml.storage.server import JournalRow
+from crowdml.suggest import Shape, suggest
 from crowdml.task import find_task, parse, shipped_text
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
@@ -115,7 +116,7 @@ def test_a_network_that_takes_local_steps_is_a_task_by_the_form_and_begins_anoth
         ({"protocol.minibatch": "7"}, "protocol.minibatch"),
         ({"protocol.local_steps": "0"}, "protocol.local_steps"),
         ({"protocol.rate.c": "-1"}, "protocol.rate.c"),
-        ({"protocol.server_batch": ""}, "protocol.server_batch"),
+        ({"protocol.server_batch": "0"}, "protocol.server_batch"),
         ({"privacy.unit": "person"}, "privacy.unit"),
         ({"privacy.epsilon.update": "0"}, "privacy.epsilon.update"),
         ({"protocol.kind": "fedavg"}, "protocol.kind"),
@@ -164,9 +165,56 @@ def test_what_is_wrong_stands_next_to_its_field(change: dict[str, str], about: s
     assert list(flaws) == ([about] if about or flaws else [])
 
 
-def test_a_step_that_is_left_out_is_the_one_that_looks_at_no_data():
-    text, _ = task_text({**DIGITS, "protocol.step.c": ""})
-    assert float(check_text(text).protocol["step"]["c"]) == 4.407
+TEN = {**defaults(), "name": "ten", "labels.classes": ", ".join("0123456789"), "crowd.devices": "50",
+       "privacy.epsilon.gradient": "4", "privacy.epsilon.errors": "", "privacy.epsilon.labels": "",
+       "privacy.epsilon.update": "4", "privacy.budget.epsilon": "4", "privacy.budget.samples": "28",
+       "protocol.batch": "28"}  # fmt: skip
+"""Ten digits of 8 by 8 pixels, on 50 devices with 28 samples each."""
+
+
+@pytest.mark.parametrize("protocol", ["sgd", "local_updates"])
+@pytest.mark.parametrize(("noise", "masked"), [("", True), ("skellam", True), ("discrete-gaussian", False)])
+def test_what_is_left_empty_is_what_suggest_makes_for_a_crowd_of_that_size(protocol: str, noise: str, masked: bool):
+    """Review 2: at epsilon 4 the form made models of 21 % on ten digits. Now 0.91 in `crowdml simulate`."""
+    text, flaws = task_text({**TEN, "protocol.kind": protocol, "privacy.mechanism": noise})
+    assert not flaws
+    task, shape = check_text(text), Shape(features=64, classes=10, devices=50, held=28)
+    meant = settled(suggest(shape, protocol=protocol, epsilon=4, masked=masked))
+    rule, made = dict(meant.protocol), {key: task.protocol[key] for key in meant.protocol}
+    assert made.pop("rate", {}).get("c") == rule.pop("rate", {}).get("c")  # the form names its schedule, too
+    assert made == rule
+    assert task.masking == meant.masking
+    privacy = [(each.mechanism, each.epsilon, each.uses, each.grid) for each in (task.privacy, meant.privacy)]
+    assert privacy[0] == privacy[1]
+
+
+def test_the_form_as_it_comes_makes_a_task_that_a_server_hosts():
+    text, flaws = task_text({**defaults(), "name": "ready", "labels.classes": "a, b"})
+    assert not flaws
+    check_hosted(check_text(text))
+
+
+def test_a_rule_takes_no_masks_for_a_handful_of_devices_or_beside_a_setting_that_has_none():
+    alone = check_text(task_text({**TEN, "crowd.devices": "5"})[0])
+    assert (alone.masking, alone.privacy.mechanism) == (None, "discrete-gaussian")
+    averaged = {**TEN, "protocol.kind": "local_updates", "protocol.server_batch": "7"}
+    assert check_text(task_text(averaged)[0]).masking is None
+    cohort = check_text(task_text({**TEN, "masking.cohort": "20"})[0]).masking
+    assert cohort is not None
+    assert (cohort.cohort, cohort.minimum) == (20, 16)
+
+
+def test_a_step_by_rule_has_the_schedule_of_the_rule():
+    flaws = task_text({**TEN, "protocol.step.schedule": "1/t"})[1]
+    assert flaws == {"protocol.step.c": "A step by rule is constant. Give c, or leave the schedule to the rule, too."}
+    assert task_text({**TEN, "crowd.devices": "0"})[1] == {"crowd.devices": "Between 1 and 10,000,000 devices."}
+
+
+@pytest.mark.parametrize("name", ["demo", "digits-masked"])
+def test_a_masked_task_begins_another_one_in_the_form(name: str):
+    task = settled(find_task(name))
+    assert says_all_of(parse(shipped_text(name)))
+    assert check_text(task_text(values_of(task))[0]).masking == task.masking
 
 
 def test_a_refused_form_keeps_what_was_typed_and_makes_nothing(crowd: Crowd):
@@ -293,7 +341,7 @@ def test_a_simulation_runs_in_a_process_of_its_own_one_at_a_time_and_is_cancelle
     first = drafted(desk, DIGITS)
     page = desk.post(f"{first}/simulate", data="digits012", devices="15", trials="2")
     assert "Simulating 15 devices, 2 trials, on digits012" in page.text
-    second = drafted(desk, {**DIGITS, "name": "other"})
+    second = drafted(desk, {**DIGITS, "name": "other", "privacy.epsilon.gradient": "0.1"})
     assert "one runs at a time" in desk.text
     refused = desk.post(f"{second}/simulate", data="digits012", devices="15", trials="2")
     assert refused.status == 422
@@ -307,6 +355,9 @@ def test_a_simulation_runs_in_a_process_of_its_own_one_at_a_time_and_is_cancelle
         assert time.monotonic() < ends, desk.text
         time.sleep(0.5)  # it is another process: nothing here can be waited for
     assert re.search(r"\(\d+\.\d% to \d+\.\d% over 2 trials\)", desk.text)
+    assert re.search(r"Chance, most common class</dt><dd>33\.3%, 3\d\.\d%", desk.text.replace("\u00a0", ""))
+    assert re.search(r"<p>[\d.]+ %( is near chance|: chance is| is no better)", desk.text), "the verdict"
+    assert "This crowd is small for its price" in desk.text
 
 
 def simulators() -> list[int]:
@@ -329,7 +380,7 @@ def test_a_simulation_that_takes_too_long_is_ended_and_said(crowd: Crowd, monkey
     desk = set_up(crowd)
     path = drafted(desk, DIGITS)
     desk.post(f"{path}/simulate", data="digits012", devices="15", trials="20")
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 120
     while "took more than five minutes" not in desk.get(path).text:
         assert time.monotonic() < ends
     assert not simulators()
@@ -343,7 +394,7 @@ def test_a_simulation_ends_with_its_server(tmp_path: Path):
         desk = set_up(crowd)
         path = drafted(desk, DIGITS)
         desk.post(f"{path}/simulate", data="digits012", devices="15", trials="20")
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 120
         while not simulators():
             assert time.monotonic() < ends
     assert not simulators()
@@ -388,7 +439,7 @@ def test_a_task_is_paused_resumed_and_stopped_and_devices_hear_it(crowd: Crowd):
     desk.get(path)
     assert "The task is paused" in desk.post(f"{path}/state", to="pause").text
     assert device.check_in(crowd.task).slug == "task-paused"
-    assert "The task runs again" in desk.post(f"{path}/state", to="run").text
+    assert "The task runs again" in desk.post(f"{path}/state", to="resume").text
     crowd.check_in(device)
     desk.get(path)
     assert "Invite devices" in desk.get(path).text
@@ -591,7 +642,7 @@ def test_the_defaults_of_the_form_are_a_task_once_it_has_a_name_and_classes():
     text, flaws = task_text({**defaults(), "name": "study", "labels.classes": "a\nb\nc"})
     assert not flaws
     assert check_text(text).features.dimension == 64
-    assert set(FIELDS) == set(defaults())
+    assert set(fields()) == set(defaults())
 
 
 def test_a_server_without_an_authority_of_its_own_has_no_certificate_to_give(crowd: Crowd):
@@ -692,13 +743,14 @@ def test_a_draft_of_a_task_that_ended_by_its_own_rule_does_not_start_it_again(tm
         said = f"It has ended: {hub.runners[task.hash].reason}. Change something in it to run it again."
         assert refused.status == 409
         assert said in refused.text
-        refused = desk.post(f"/operator/tasks/{task.hash.hex()[:12]}/state", to="run")
+        refused = desk.post(f"/operator/tasks/{task.hash.hex()[:12]}/state", to="start")
         assert refused.status == 409
+        said = said.replace("It has", f"Task {task.name} has")
         assert said in refused.text, "a conflict says itself what stands in the way"
         assert hub.states[task.hash] == "stopped"
         again = crowdml("task", "start", task.name, "--folder", str(tmp_path / "data"))
         assert again.code == 1
-        assert said.replace("It has", f"Task {task.name} has") in " ".join(again.err.split())
+        assert said in " ".join(again.err.split()), "the command and the page say the same"
         assert hub.states[task.hash] == "stopped"
         running.hub._writer.submit(hub.store.set_state, task.hash, "running", utc_now()).result(20)  # another command
         running.hub._writer.submit(hub._follow).result(20)
@@ -749,7 +801,7 @@ def test_a_shipped_task_that_the_form_cannot_say_begins_as_a_file(crowd: Crowd):
     desk = set_up(crowd)
     page = desk.get("/operator/tasks/new")
     assert '<a href="/operator/tasks/new?from=digits">' in page.text
-    assert '<a href="/operator/tasks/file?from=demo">' in page.text
+    assert '<a href="/operator/tasks/file?from=digits-gram">' in page.text
     assert "[masking]" in desk.get("/operator/tasks/file?from=demo").text
     assert desk.get("/operator/tasks/new?from=demo").status == 200
 
@@ -801,7 +853,7 @@ def test_studies_that_run_come_first_and_an_ended_one_invites_nobody(tmp_path: P
     ended, runs = make_task("aaa"), make_task("bbb")
     with serving(tmp_path / "data", ended, runs) as running:
         crowd = Crowd(running, ended)
-        running.run(running.hub.set_state(ended.hash, "stopped"))
+        running.run(running.hub.change(ended.hash, "stop"))
         home = crowd.browser().get("/").text
         places = [home.index(f"/studies/{each.hash.hex()[:12]}") for each in (runs, ended)]
         assert places == sorted(places)

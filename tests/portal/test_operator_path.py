@@ -17,10 +17,11 @@ from screens import DESKTOP, PHONE, Window, chromium, window
 
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet, Summary
-from crowdml.device.folder import Folder, offer
+from crowdml.device.folder import Folder, consent_to
 from crowdml.device.joining import choose_task, fetch_task, list_tasks
 from crowdml.device.runner import Clock
 from crowdml.device.sources import deal_sources
+from crowdml.price import Price
 from crowdml.server.limits import Limits
 
 PICTURES = Path(__file__).resolve().parent.parent.parent / "out" / "screenshots"
@@ -74,7 +75,7 @@ async def crowd_of(address: str, code: str, folder: Path) -> Summary:
         with home.locked():
             chosen = choose_task(await list_tasks(client), None)
             task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
-            home.accept(task, replace(offer(task, protocol), by="a test", at=clock.utc()))
+            home.accept(task, replace(consent_to(Price.of(protocol, task)), by="a test", at=clock.utc()))
             fleet = Fleet(home, client, task, protocol, devices=DEVICES, single=False, clock=clock)
             readers = deal_sources("shard:digits012", task, DEVICES)
             await fleet.enrol(code, None)
@@ -109,9 +110,10 @@ def test_an_operator_sets_up_writes_a_task_invites_watches_revokes_and_takes_the
         look_around(at, "new")
         fill(page, name="my digits", title="Which digit is this: 0, 1 or 2?", features__dimension="64",
              purpose="Show a small crowd learning.", collects="Pictures of digits, 8 by 8 pixels. They stay here.",
-             labels__classes="0\n1\n2", protocol__batch="8", privacy__epsilon__gradient="2.0",
+             labels__classes="0\n1\n2", crowd__devices="40", protocol__batch="8", privacy__epsilon__gradient="2.0",
              privacy__epsilon__errors="0.5", privacy__epsilon__labels="0.5",
              privacy__budget__epsilon="3.0", privacy__budget__samples="400")  # fmt: skip
+        page.locator('[name="privacy.mechanism"]').select_option("discrete-gaussian")
         page.get_by_role("button", name="Check and price it").click()
         assert page.locator("#flaw-name").inner_text().startswith("Letters, digits")
         assert page.locator('[name="labels.classes"]').input_value() == "0\n1\n2"

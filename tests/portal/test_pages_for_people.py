@@ -201,7 +201,7 @@ def test_an_invitation_is_for_the_task_that_one_came_from_and_for_all_only_where
         assert chosen(desk.get("/operator/invitations/new").text) == []
         page = desk.post("/operator/invitations/new", number="1", uses="1", ends="1d", task="", local="yes")
         assert "Choose one of the tasks, or all of them." in page.text
-        crowd.running.run(crowd.running.hub.set_state(other.hash, "paused", "by a test"))
+        crowd.running.run(crowd.running.hub.change(other.hash, "pause", "by a test"))
         assert chosen(desk.get("/operator/invitations/new").text) == [crowd.task.hash.hex()]
 
 

@@ -108,13 +108,13 @@ def test_a_place_is_silent_that_lags_far_behind_the_others_and_free_where_nobody
 def test_a_study_with_peers_shows_private_counts_places_bytes_and_what_a_person_pays(filled: City):
     page = filled.crowd.browser().get(filled.path())
     seen = words_of(page.text)
-    assert "Places with a device 11 of 12 Alive 9 Silent 2 Batches told 58" in seen
+    assert "Places with a device 11 of 12 Alive 9 Silent 2 Batches reported 58" in seen
     assert re.search(r"Passed on to peers [\d.]+ kB", seen)
     assert page.text.count("<circle") == 12
     assert "corner 3: silent" in seen
-    assert "Somebody who is in at most 4 of them pays at most ε = 4 in all" in seen
+    assert "Somebody who is in at most 4 measurements pays at most ε = 4 in all" in seen
     assert "quiet" in seen
-    assert "Those of the last 6 batches stay there a while longer" in seen
+    assert "The samples of the last 6 batches stay on the device a while longer" in seen
     assert "one reading per line, the oldest first" in seen
     assert "--place PLACE" in seen
     assert "plots/labels.svg" in page.text
@@ -166,8 +166,8 @@ def test_an_operator_sees_who_is_alive_and_how_much_was_relayed(filled: City, de
 def test_an_owner_reads_that_one_measurement_is_protected(filled: City):
     page = filled.crowd.browser().get(filled.crowd.owner_address(filled.devices[0]))
     seen = words_of(page.text)
-    assert "How busy will it be in a quarter of an hour?: protected is one measurement, not a person." in seen
-    assert "How do people feel today?: protected is one measurement" in seen
+    assert "How busy will it be in a quarter of an hour?: the promise protects one measurement, not a person." in seen
+    assert "How do people feel today?: the promise protects one measurement" in seen
 
 
 def test_a_draft_that_counts_has_nothing_to_simulate_and_says_what_its_noise_does(filled: City, desk: Desk):

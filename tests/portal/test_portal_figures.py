@@ -12,8 +12,9 @@ from crowd import make_study
 
 from crowdml.protocol import Noisy, Tally
 from crowdml.server.estimates import Estimate
-from crowdml.server.points import Moment
-from crowdml.server.portal.figures import CHARTS, LOOKS, can_draw, draw, thinned, work_out
+from crowdml.server.export import thinned
+from crowdml.server.plot_points import Moment
+from crowdml.server.portal.figures import CHARTS, LOOKS, can_draw, draw, work_out
 from crowdml.server.portal.health import _histogram
 from crowdml.server.portal.words import words
 from crowdml.server.validation import Shown, Watched

@@ -20,7 +20,7 @@ from local_bench import local_task
 from masked_device import crowd as masked_crowd
 from masked_device import make_masked, through
 
-from crowdml.protocol import Quote
+from crowdml.price import Price
 from crowdml.protocols import find, settled
 from crowdml.server.limits import Limits
 from crowdml.server.portal import public
@@ -86,9 +86,9 @@ def test_a_study_says_all_that_a_participant_has_to_know(busy: Crowd):
         "Scale b 2 ",
         "at δ = 10⁻⁶",
         "two data sets that differ in one sample",
-        "anyone, the server included",
+        "anyone, including the server",
         "3 in each check-in, 300 over the budget",
-        "at most 2,000 samples of a device, and at most ε = 2 of any one of them",
+        "at most 2,000 samples of a device, and cost any one of them at most ε = 2",
         "asynchronous gradient descent",
         "softmax regression",
         "after 20,000 check-ins, or when the error rate is at most 2%",
@@ -235,8 +235,8 @@ def test_a_study_that_ended_by_its_rule_says_which_in_the_language_of_the_page(t
             each.advertise()
         through(devices, lambda: crowd.running.hub.states[short.hash] == "stopped")
         for task, english, german in (
-            (low, "the error rate of the crowd is as low", "Die Fehlerrate aller Geräte ist so niedrig"),
-            (short, "all the steps that it set out to take", "alle Schritte getan, die sie tun wollte"),
+            (low, "the error rate of the crowd has reached its goal", "Die Fehlerrate aller Geräte ist so niedrig"),
+            (short, "it has taken all its steps", "alle Schritte getan, die sie tun wollte"),
         ):
             path = f"/studies/{task.hash.hex()[:12]}"
             assert english in words_of(crowd.browser().get(path).text)
@@ -299,7 +299,7 @@ def test_a_page_is_in_the_readers_language_and_the_switch_is_kept(busy: Crowd):
     assert '<html lang="de">' in switched.text
     assert "SameSite=lax" in switched.headers["set-cookie"]
     assert "Wie es läuft" in reader.get(busy.path).text
-    assert "How it goes" in reader.get(f"{busy.path}?lang=en").text
+    assert "Progress" in reader.get(f"{busy.path}?lang=en").text
     assert "lang=xx" not in busy.browser().get("/?lang=xx").headers.get("set-cookie", "")
 
 
@@ -327,7 +327,7 @@ def test_too_many_requests_get_a_page_that_says_when_to_come_back(tmp_path: Path
         reader = crowd.browser()
         pages = [reader.get("/") for _ in range(4)]
     assert [page.status for page in pages] == [200, 200, 200, 429]
-    assert "That was a lot at once" in pages[-1].text
+    assert "Too many requests" in pages[-1].text
     assert f"try again in {pages[-1].headers['retry-after']} seconds" in pages[-1].text
 
 
@@ -408,14 +408,14 @@ def test_a_price_is_worked_out_once_and_never_on_the_event_loop(tmp_path: Path, 
     """Review 2, network finding M1: `GET /v1/tasks` priced every task anew on the event loop."""
     task = make_study("priced-once")
     threads: list[threading.Thread] = []
-    work_out = Quote.device_epsilon
+    work_out = Price.device_epsilon
 
-    def watched(price: Quote, check_ins: int = 1) -> float:
+    def watched(price: Price, check_ins: int = 1, *, alone: bool = False) -> float:
         threads.append(threading.current_thread())
-        return work_out(price, check_ins)
+        return work_out(price, check_ins, alone=alone)
 
     with open_crowd(tmp_path / "data", task) as crowd:
-        monkeypatch.setattr(Quote, "device_epsilon", watched)
+        monkeypatch.setattr(Price, "device_epsilon", watched)
         line = crowd.running.line()
         first = line.ask("GET", "/v1/tasks").body
         once = len(threads)
@@ -456,7 +456,7 @@ def test_a_page_is_made_anew_when_it_has_changed_and_never_on_the_event_loop(
     hub = crowd.running.hub
     crowd.check_in(crowd.device())
     now("Check-ins 1")
-    crowd.running.run(hub.set_state(crowd.task.hash, "paused"))
+    crowd.running.run(hub.change(crowd.task.hash, "pause"))
     now("Paused")
     hub.store.set_setting("contact", b"City Hall")
     now("City Hall")
@@ -464,10 +464,10 @@ def test_a_page_is_made_anew_when_it_has_changed_and_never_on_the_event_loop(
 
 
 def test_words_about_a_promise_follow_its_odds(tmp_path: Path):
-    """Review 2, privacy finding 1: no "can say little" beside 98 %, and never a rounded 100 %."""
+    """Review 2, privacy finding 1: no "learns little" beside 98 %, and never a rounded 100 %."""
     said = {
-        "0.9": ("can say little about any one sample", r"at most 71\.1% of the time"),
-        "2.0": ("that hides any one sample in part", r"at most 88\.1% of the time"),
+        "0.9": ("learns little about any one sample", r"at most 71\.1% of the time"),
+        "2.0": ("The noise partly hides any one sample", r"at most 88\.1% of the time"),
         "4.0": ("The noise is weak", r"at most 98\.3% of the time"),
         "9.0": ("hides next to nothing", r"more than 99\.9% of the time instead of 50%\. That is hardly a promise"),
     }
@@ -481,7 +481,7 @@ def test_words_about_a_promise_follow_its_odds(tmp_path: Path):
             assert words in seen, epsilon
             assert re.search(number, seen), epsilon
             assert "100%" not in seen.partition("What it costs")[0]
-            assert ("can say little" in seen) == (epsilon == "0.9")
+            assert ("learns little" in seen) == (epsilon == "0.9")
 
 
 def test_units_uses_and_noise_on_the_page_are_those_of_the_mechanism(tmp_path: Path):
@@ -499,9 +499,9 @@ def test_units_uses_and_noise_on_the_page_are_those_of_the_mechanism(tmp_path: P
     assert f"Standard deviation of a device's share {share:.4g} " in pages["gram-mnist"]
     assert f"Standard deviation in the sum, at least {share * math.sqrt(row.honest):.4g} " in pages["gram-mnist"]
     assert "Unit device: all of its samples at once" in pages["digits-mlp"]
-    assert "a sample serves in" not in pages["digits-mlp"]
-    assert "a sample serves in up to 20 check-ins" in pages["admm-adult"]
-    assert "a sample serves in one check-in" in usual
+    assert "a sample is used in" not in pages["digits-mlp"]
+    assert "a sample is used in up to 20 check-ins" in pages["admm-adult"]
+    assert "a sample is used in one check-in" in usual
     assert "Unit sample" in usual
     for masked in pages.values():
         assert "curious about the others" in masked

@@ -25,7 +25,7 @@ SECRET = "0.123456789"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are read again at every look at a page."""
-    monkeypatch.setattr("crowdml.server.portal.kept.FRESH", -1.0)
+    monkeypatch.setattr("crowdml.server.portal.cache.FRESH", -1.0)
 
 
 def send(desk: Desk, path: str, name: str, data: bytes, **fields: str) -> Page:
@@ -53,13 +53,13 @@ def test_public_rows_are_sent_looked_at_and_taken_back(crowd: Crowd):
     desk, path, store = set_up(crowd), page_of(crowd), crowd.running.hub.store
     desk.get(path)
     made = send(desk, f"{path}/validate", "shapes.csv", ROWS.encode(), whose="public", every="2")
-    assert "The server looks at the model with these rows from now on." in made.text
+    assert "The server evaluates the model on these rows from now on." in made.text
     found = validations(store)[crowd.task.hash]
     assert (found.count, found.dimension, found.terms) == (4, 64, Terms("shapes.csv", None, None, 2))
     assert "4 rows of shapes.csv" in made.text
     crowd.check_in(crowd.device())
     crowd.running.run(crowd.running.hub.look())
-    assert "Newest version tried" in desk.get(path).text
+    assert "Newest version evaluated" in desk.get(path).text
     gone = desk.post(f"{path}/validate/off")
     assert "Nobody looks any more, and the rows are erased." in gone.text
     assert validations(store) == {}
@@ -94,7 +94,7 @@ def test_beside_rows_that_nobody_knows_the_page_asks_whether_these_are_new(crowd
     assert re.search(r'<input type="checkbox" name="new_rows" value="yes">', page.text)
     assert validations(store) == {}
     made = send(desk, f"{path}/validate", "shapes.csv", ROWS.encode(), whose="public", new_rows="yes")
-    assert "The server looks at the model with these rows from now on." in made.text
+    assert "The server evaluates the model on these rows from now on." in made.text
     assert validations(store)[crowd.task.hash].count == 4
 
 

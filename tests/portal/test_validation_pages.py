@@ -34,16 +34,16 @@ def look(crowd: Crowd, terms: Terms, seed: int) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are read again at every look at a page."""
-    monkeypatch.setattr("crowdml.server.portal.kept.FRESH", -1.0)
+    monkeypatch.setattr("crowdml.server.portal.cache.FRESH", -1.0)
 
 
 def test_a_study_shows_accuracy_on_public_rows_and_says_whose_they_are(tmp_path: Path):
     with open_crowd(tmp_path) as crowd:
         look(crowd, PUBLIC, 1)
         text = crowd.browser().get(crowd.path).text
-        assert "Accuracy on data of the operator&#39;s own" in text
-        assert "They belong to nobody of this study." in text
-        assert "50 rows of data that whoever runs this study brought along" in text
+        assert "Accuracy on the operator&#39;s own data" in text
+        assert "These rows belong to no participant." in text
+        assert "50 rows of the operator&#39;s own data, which no device gave" in text
         assert "shapes.csv" not in text
         figures = json.loads(crowd.browser().get(f"{crowd.path}/figures.json").text)
         assert figures["accuracy"]["x"] == [1]
@@ -61,13 +61,13 @@ def test_private_rows_have_their_price_on_both_pages_and_the_operator_sees_how_i
         assert f"crowdml task validate {crowd.task.name} FILE.csv" in desk.get(page).text
         look(crowd, CHARGED, 2)
         text = crowd.browser().get(crowd.path).text.replace("\u00a0", " ")
-        assert "at ε = 0.5 for whoever a row is about, 0.5 of at most 1 so far" in text
-        assert "One more look is allowed, and is kept for the end." in text
+        assert "costs each row ε = 0.5; 0.5 of at most 1 is spent so far" in text
+        assert "One more evaluation is allowed, and is kept for the end." in text
         assert "ward-7" not in text
         own = desk.get(page).text
         assert "Rows of patients-of-ward-7.csv" in own
-        assert "Protected is one row of the operator&#39;s own data, from anyone who sees these figures" in own
-        assert "One look is left, and is kept for the end of the task." in own
+        assert "This protects one row of the operator&#39;s own data from anyone who sees these figures" in own
+        assert "One evaluation is left, and is kept for the end of the task." in own
         picture = desk.get(f"{page}/accuracy.svg")
         assert picture.status == 200
         assert picture.headers["content-type"] == "image/svg+xml"
@@ -81,7 +81,7 @@ def test_how_a_closed_study_does_is_for_its_operator_alone(tmp_path: Path):
         look(crowd, PUBLIC, 3)
         assert desk.get(f"{page}/accuracy.svg").status == 200
         assert "Validation</h2>" in desk.get(page).text
-        assert "Accuracy on data" not in crowd.browser().get(crowd.path).text
+        assert "Accuracy on the operator" not in crowd.browser().get(crowd.path).text
         for path in ("plots/accuracy.svg", "figures.json"):
             assert crowd.browser().get(f"{crowd.path}/{path}").status == 404
 

@@ -9,18 +9,10 @@ from typing import Any
 
 import mpmath
 import pytest
+from oracles import discrete_gaussian_delta, discrete_laplace_delta, laplace_epsilon_pld, pure_epsilon_pld
 
 from crowdml.errors import GuaranteeError, MissingExtra
-from crowdml.privacy.accounting import (
-    Neighbours,
-    Sampler,
-    discrete_gaussian_delta,
-    discrete_laplace_delta,
-    gaussian_epsilon_pld,
-    gaussian_epsilon_rdp,
-    laplace_epsilon_pld,
-    pure_epsilon_pld,
-)
+from crowdml.privacy.accounting import Neighbours, Sampler, gaussian_epsilon_pld, gaussian_epsilon_rdp
 from crowdml.privacy.calibration import gaussian_sigma, gdp_epsilon, laplace_scale, rho_for
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Total, exact
 

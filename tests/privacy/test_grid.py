@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from crowdml.privacy.grid import COUNTS, LARGEST_CLIP, Grid
+from crowdml.arrays import Outer
+from crowdml.privacy.grid import COUNTS, FINEST, LARGEST_CLIP, Grid
 
 NORMS = {"l1": 1, "l2": 2}
 BAD = (np.nan, np.inf, -np.inf, 1e30, -1e30, 3.4e38, -3.4e38, 1e-42, -1e-42, 1e15, 0.0, -0.0, 1.0, -1.0)
@@ -205,3 +206,89 @@ def test_half_floats_and_entries_at_the_edge_of_an_integer_stay_within_the_clip(
     for rows in (np.array([[30, 0, 0], [0, 0, 0]], np.float16), np.array([[6e4, -6e4, 6e4]], np.float16)):
         total = Grid(Fraction(1, 4096)).sum(rows, norm=norm, clip=4096)
         assert abs(total.astype(np.int64)).max() <= 4096
+
+
+# --- rows by their factors ---
+
+
+def total_of_factors(engine, left, right, norm, clip, step=Fraction(1, 16)):
+    left, right = (np.asarray(each, np.float32) for each in (left, right))
+    if engine == "jax":
+        found = _compiled_factors(step, norm, clip)(left, right)
+    else:
+        found = Grid(step).sum(Outer(left, right), norm=norm, clip=clip)
+    assert found.dtype == np.int32
+    return np.asarray(found).astype(np.int64)
+
+
+@cache
+def _compiled_factors(step, norm, clip):
+    return jax.jit(lambda left, right: Grid(step).sum(Outer(left, right), norm=norm, clip=clip))
+
+
+def in_company(row, at=3):
+    """Factors of eight rows: compiled code takes so many another way than few. All but one are zero."""
+    return np.where(np.arange(8)[:, None] == at, row, 0)
+
+
+@BOTH
+@EACH
+@pytest.mark.parametrize("clip", [30, 1000, LARGEST_CLIP])
+def test_rows_by_their_factors_add_up_as_their_products_do(engine, norm, clip):
+    rng = np.random.default_rng(clip)
+    left, right = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(12, 5)).astype(np.float32)
+    found = total_of_factors(engine, left, right, norm, clip)
+    whole = left[:, :, None] * right[:, None, :]
+    assert np.abs(found - total(engine, whole, norm, clip)).max() <= len(left)  # a step an entry and row
+    if clip == LARGEST_CLIP:  # none is scaled
+        np.testing.assert_array_equal(found, total(engine, whole, norm, clip))
+
+
+@BOTH
+@EACH
+def test_a_row_by_its_factors_is_shortened_to_the_clip_and_not_dropped(engine, norm):
+    left, right = in_company([3.0, -4.0]), in_company([1.0, 2.0, -2.0])
+    found = total_of_factors(engine, left, right, norm, 100)
+    assert 90 <= np.linalg.norm(found.ravel(), NORMS[norm]) <= 100
+    assert (np.sign(found) == np.sign(np.outer([3, -4], [1, 2, -2]))).all()
+
+
+@BOTH
+@EACH
+def test_a_row_by_its_factors_that_is_as_long_as_the_clip_is_taken_whole(engine, norm):
+    left, right = in_company([0.0, 4.0]), in_company([0.0, 0.0, -2.0])
+    np.testing.assert_array_equal(total_of_factors(engine, left, right, norm, 128), [[0, 0, 0], [0, 0, -128]])
+
+
+@BOTH
+def test_a_row_by_its_factors_that_only_floats_hold_for_short_enough_counts_as_zero(engine):
+    left, right = in_company([8193.0, 1.0]), in_company([1.0, 0.0])  # |left| is 8193 in float32, and above it
+    found = total_of_factors(engine, left, right, "l2", 8193, step=Fraction(1))
+    assert np.linalg.norm(found.ravel()) <= 8193
+
+
+@BOTH
+@EACH
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
+def test_a_row_with_a_factor_that_is_no_number_counts_as_zero_and_says_nothing(engine, norm, bad):
+    for left, right in (([1.0, bad], [1.0, 2.0]), ([1.0, 2.0], [bad, 1.0]), ([0.0, bad], [0.0, 1.0])):
+        lefts, rights = in_company(np.float32(left)), in_company(np.float32(right))
+        lefts[5], rights[5] = [1.0, 2.0], [3.0, 0.0]
+        with np.errstate(all="raise"):
+            found = total_of_factors(engine, lefts, rights, norm, 1000)
+        np.testing.assert_array_equal(found, [[48, 0], [96, 0]])
+
+
+@BOTH
+@EACH
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_replacing_the_factors_of_any_row_moves_the_sum_by_at_most_twice_the_clip(engine, norm, data):
+    left = data.draw(arrays(np.float32, (8, 3), elements=entries))
+    right = data.draw(arrays(np.float32, (8, 2), elements=entries))
+    others, at = (left.copy(), right.copy()), data.draw(st.integers(0, 7))
+    for other in others:
+        other[at] = data.draw(arrays(np.float32, other.shape[1], elements=entries))
+    clip, step = data.draw(st.sampled_from([1, 37, 8193])), data.draw(st.sampled_from([Fraction(1, 16), FINEST]))
+    first, second = (total_of_factors(engine, *each, norm, clip, step=step) for each in ((left, right), others))
+    assert np.linalg.norm((first - second).ravel(), NORMS[norm]) <= 2 * clip

@@ -9,22 +9,11 @@ import mpmath
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from oracles import allows
 
 from crowdml.errors import GuaranteeError
 from crowdml.privacy.calibration import rho_for
-from crowdml.privacy.losses import (
-    ZCDP,
-    Filter,
-    Loss,
-    Pure,
-    Renyi,
-    Total,
-    Unbounded,
-    allows,
-    exact,
-    group,
-    parse_loss,
-)
+from crowdml.privacy.losses import ZCDP, Filter, Loss, Pure, Renyi, Total, Unbounded, exact, group, parse_loss
 
 FRACTIONS = st.fractions(min_value=0, max_value=20, max_denominator=10_000)
 SMALL = st.fractions(min_value=Fraction(1, 10_000), max_value=Fraction(1, 4), max_denominator=10_000)

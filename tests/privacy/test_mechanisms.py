@@ -22,8 +22,8 @@ from scipy import stats
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.privacy.calibration import rho_for
 from crowdml.privacy.grid import COUNTS, Grid
-from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
-from crowdml.privacy.losses import ZCDP, Pure, Unbounded
+from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace, Skellam
+from crowdml.privacy.losses import ZCDP, Pure, Total, Unbounded
 from crowdml.privacy.mechanisms import (
     KINDS,
     CountLaplace,
@@ -94,6 +94,41 @@ def test_every_mechanism_says_its_guarantee():
         text = cls.__doc__ or ""
         assert "Guarantee:" in text or "no guarantee" in text
         assert cls is Exposed or "docs/proofs/" in text
+
+
+def test_a_mechanism_says_how_far_an_honest_entry_can_lie():
+    """Five contributions of up to 40 steps, or one of them; five counts; a vector held within 4000 steps; and noise."""
+    honest = {LAPLACE: (-200, 200), replace(GAUSSIAN, whole=True): (-40, 40), LABELS: (0, 5), STABLE: (-4000, 4000)}
+    for row, (low, high) in honest.items():
+        tail = law(row).tail(64)
+        assert row.reach == (low - tail, high + tail)
+    assert RESPONSE.reach == (0, 9)
+    assert SHARES[0].reach == tuple(sign * (200 + Skellam(Fraction(900)).tail(64)) for sign in (-1, 1))
+    with pytest.raises(TaskError, match="has no noise"):
+        _ = EXPOSED.reach
+
+
+def test_the_sum_of_a_cohort_reaches_all_bounds_and_six_deviations_of_its_noise():
+    for row, bound in zip(SHARES, (200, 5, 4000), strict=True):
+        noise = 6 * (math.isqrt(11 * int(row.variance)) + 1)
+        assert (row.bound, row.slack_of_sum(11), row.reach_of_sum(11)) == (bound, noise, 11 * bound + noise)
+    assert LABELS.reach_of_sum(11) == 11 * LABELS.reach[1]
+
+
+def test_a_mechanism_states_the_variance_of_its_noise():
+    for row in (*NOISY, STABLE):
+        assert row.noise_variance == law(row).variance == row.law.variance
+        assert row.law.deviation == pytest.approx(math.sqrt(law(row).variance) * float(row.grid.step))
+    assert [row.noise_variance for row in SHARES] == [900, 6, 900]
+    assert EXPOSED.noise_variance == RESPONSE.noise_variance == 0
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+def test_a_row_without_a_schedule_is_the_same_in_every_check_in(row):
+    assert (row.scheduled, row.check_ins, row.at(3), row.share(3)) == (False, None, row, 1)
+    assert row.total(4) == Total.of([row.loss]).scaled(4)
+    assert (row.alone == row.loss) is (row not in SHARES)
+    assert (row.device_alone == row.device_loss) is (row not in SHARES)
 
 
 # Calibration

@@ -17,7 +17,7 @@ from crowdml.privacy.grid import Grid
 from crowdml.privacy.laws import Skellam
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import l1_of
-from crowdml.privacy.moments import SkellamGram, join, moments_loss, moments_variance, reach, split
+from crowdml.privacy.moments import SkellamGram, join, moments_loss, moments_move, moments_variance, split
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.private import Rows
 from crowdml.privacy.seeded import SeededSource, stream
@@ -81,7 +81,7 @@ def test_all_samples_of_a_device_move_them_by_as_many_times_as_much():
     assert whole.sensitivity.bound == 4 * ROW.sensitivity.bound
     assert whole.sensitivity.adjacency is Adjacency.REPLACE_DEVICE
     assert whole.device_loss == moments_loss(
-        4 * reach(S, False), l1_of(4 * reach(S, False), ROW.length), 7 * ROW.variance
+        4 * moments_move(S, False), l1_of(4 * moments_move(S, False), ROW.length), 7 * ROW.variance
     )
 
 
@@ -188,7 +188,7 @@ def test_the_loss_is_no_less_than_the_divergence_of_what_is_drawn(order):
 
 @pytest.mark.parametrize(("epsilon", "sigma"), [("0.1", 39.46392), ("1", 4.530877), ("10", 0.569936)])
 def test_the_variance_pays_for_epsilon_and_hardly_more_than_a_gaussian_needs(epsilon, sigma):
-    l2 = reach(256, False)
+    l2 = moments_move(256, False)
     l1 = l1_of(l2, 535_040)
     variance = moments_variance(l2, l1, Fraction(epsilon), 1e-6)
     assert Total.of([moments_loss(l2, l1, variance)]).epsilon(1e-6) <= float(epsilon)
@@ -206,6 +206,9 @@ def test_what_is_not_finite_counts_as_zero_and_is_noised_all_the_same():
     rows = np.full((4, 8), np.nan)
     assert not ROW.draw(rows, Silence()).any()
     assert ROW.draw(rows, SystemSource()).any()
+    rows = np.ones((4, 8))
+    rows[:, 0] = np.nan
+    assert not ROW.draw(rows, Silence()).any()  # a sample with one broken feature has none
 
 
 def test_a_value_of_another_shape_than_was_priced_is_refused():

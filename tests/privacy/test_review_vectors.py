@@ -12,18 +12,16 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-from crowdml.privacy.accounting import (
-    Neighbours,
-    Sampler,
+from oracles import (
+    allows,
     discrete_gaussian_delta,
     discrete_laplace_delta,
-    gaussian_epsilon_pld,
-    gaussian_epsilon_rdp,
     laplace_epsilon_pld,
     laplace_epsilon_rdp,
     pure_epsilon_pld,
 )
+
+from crowdml.privacy.accounting import Neighbours, Sampler, gaussian_epsilon_pld, gaussian_epsilon_rdp
 from crowdml.privacy.calibration import (
     analytic_sigma,
     classical_sigma,
@@ -33,7 +31,7 @@ from crowdml.privacy.calibration import (
     rho_for,
 )
 from crowdml.privacy.laws import DiscreteLaplace
-from crowdml.privacy.losses import ZCDP, Filter, Pure, Total, Unbounded, allows, exact, group
+from crowdml.privacy.losses import ZCDP, Filter, Pure, Total, Unbounded, exact, group
 from crowdml.privacy.mechanisms import CountLaplace, RandomisedResponse
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L1

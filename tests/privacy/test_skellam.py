@@ -52,8 +52,7 @@ def source(kind: str, label: str):
 
 
 @pytest.mark.parametrize(
-    ("order", "l2", "l1", "variance", "expected"),
-    [(8, 1, 1, 100, "0.040525"), (2, 4, 10, 400, "0.04016875")],
+    ("order", "l2", "l1", "variance", "expected"), [(8, 1, 1, 100, "0.040525"), (2, 4, 10, 400, "0.04016875")]
 )
 def test_the_divergences_of_the_review(order, l2, l1, variance, expected):
     found = value(skellam_loss(Fraction(l2), Fraction(l1), Fraction(variance)), order)
@@ -302,7 +301,7 @@ def test_a_rounded_vector_moves_by_its_stability_and_the_root_of_its_length_and_
 @settings(max_examples=100, deadline=None)
 def test_neighbours_within_the_stability_move_a_rounded_vector_by_no_more_than_is_charged(data):
     length = data.draw(st.integers(1, 12))
-    row = replace(STABLE, length=length, reach=data.draw(st.sampled_from([3, 50, 4000])))
+    row = replace(STABLE, length=length, limit=data.draw(st.sampled_from([3, 50, 4000])))
     floats = st.floats(-1e3, 1e3, width=32)
     here = data.draw(arrays(np.float64, (1, length), elements=floats))
     towards = data.draw(arrays(np.float64, (1, length), elements=st.floats(-1, 1)))
@@ -314,7 +313,7 @@ def test_neighbours_within_the_stability_move_a_rounded_vector_by_no_more_than_i
 
 
 def test_a_vector_is_held_within_its_reach_and_so_is_its_price_whatever_moved_it():
-    row = replace(STABLE, reach=3, stability=Fraction(1000), device_stability=Fraction(1000))
+    row = replace(STABLE, limit=3, stability=Fraction(1000), device_stability=Fraction(1000))
     far = row.draw(np.full((1, 4), 1e30), Silence()).astype(np.int64) - row.draw(np.full((1, 4), -1e30), Silence())
     assert far.tolist() == [6, 6, 6, 6]
     assert row.sensitivity.bound == 12 == np.linalg.norm(far)
@@ -330,20 +329,27 @@ def test_what_is_no_number_is_said_as_zero_with_the_same_noise(row, bad):
     assert said.dtype == np.int32
 
 
+@pytest.mark.parametrize("row", ALL, ids=NAMES)
+def test_a_contribution_with_one_broken_number_counts_as_zero(row):
+    rows = np.ones((1 if row is STABLE else 5, row.length), np.float32)
+    rows[:, 0] = np.nan
+    assert not row.draw(rows, Silence()).any()
+
+
 def test_a_vector_with_all_its_noise_pays_for_rounding_too():
     row = GaussianStable(Fraction(2), Fraction(10), 4000, Fraction(1, 8), STEP, ROWS, WIDTH, "a vector")
     assert row.sensitivity == STABLE.sensitivity
     assert row.sigma**2 >= row.sensitivity.bound**2 / (2 * row.rho)
     assert row.loss == ZCDP(Fraction(1, 8))
     assert row.device_loss == ZCDP(Fraction(1, 8) * Fraction(10 * 16 + 2, 2 * 16 + 2) ** 2)
-    rows = np.array([[0.49, 1e9, np.nan, -1.0]])
+    rows = np.array([[0.49, 1e9, 0.0, -1.0]])
     assert row.draw(rows, Silence()).tolist() == STABLE.draw(rows, Silence()).tolist() == [8, 4000, 0, -16]
     n = 50_000
     values = replace(row, length=n).draw(np.zeros((1, n)), SystemSource(Stream("stable")))
     assert misfit(values, DiscreteGaussian(replace(row, length=n).sigma)) < 1
     with pytest.raises(GuaranteeError, match="prices 4 entries"):
         row.draw(np.zeros((1, 5)), Silence())
-    with pytest.raises(GuaranteeError, match="in this order"):
+    with pytest.raises(GuaranteeError, match="no more than the second"):
         replace(row, stability=Fraction(11))
 
 
@@ -397,8 +403,8 @@ def test_a_vector_of_another_length_than_the_table_prices_is_refused():
         (ERRORS, {"sensitivity": L1(Fraction(1, 2))}, "move by 1"),
         (STABLE, {"stability": Fraction(0)}, "above 0"),
         (STABLE, {"device_stability": Fraction(1)}, "no more than the second"),
-        (STABLE, {"reach": 0}, "outside 1 to"),
-        (STABLE, {"reach": 2**24 + 1}, "outside 1 to"),
+        (STABLE, {"limit": 0}, "outside 1 to"),
+        (STABLE, {"limit": 2**24 + 1}, "outside 1 to"),
     ],
 )
 def test_a_row_that_would_prove_nothing_is_refused(row, change, said):

@@ -6,42 +6,30 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from tasks import MOMENTS, toml
 
 from crowdml.arrays import Samples
 from crowdml.errors import LeakError, TaskError
 from crowdml.messages import SERVER, inspect, masked_steps, total
+from crowdml.price import Price
 from crowdml.privacy.door import Door
-from crowdml.privacy.noise import Silence, SystemSource
+from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import Context, Publish, Send, Sensed, Stop, advance, quote
+from crowdml.protocol import Context, Publish, Send, Sensed, Stop, advance
 from crowdml.protocols import find, gram, settled
 from crowdml.secagg.terms import terms_of
 from crowdml.task import Masking, Privacy, find_task, parse
 
-TEXT = """
-name = "moments"
-[features]
-dimension = 3
-norm = { kind = "l2", bound = 1.0 }
-[labels]
-classes = ["a", "b"]
-[model]
-kind = "ridge"
-[protocol]
-kind = "gram"
-batch = 10
-[privacy]
-mechanism = "skellam"
-epsilon = { moments = 1.0 }
-[masking]
-cohort = 200
-minimum = 150
-colluders = 10
-[stop]
-steps = 1
-"""
+TEXT = toml(
+    MOMENTS,
+    features={"dimension": 3},
+    labels={"classes": ["a", "b"]},
+    protocol={"batch": 10},
+    privacy={"epsilon": {"moments": 1.0}},
+    masking={"cohort": 200, "minimum": 150, "colluders": 10},
+)
 TASK = parse(TEXT)
 
 
@@ -88,9 +76,8 @@ def test_moments_do_not_leave_for_anyone_to_see():
 
 
 def test_the_server_learns_from_a_cohort_and_stops_after_it():
-    crowd = [samples(seed) for seed in range(150)]
-    sums = {"moments": sum(says(TASK, batch, SystemSource())[0]["moments"] for batch in crowd)}
-    step = learns(TASK, sums, 150)
+    crowd = [says(TASK, samples(seed), SeededSource(stream(1, seed, 0)))[0] for seed in range(150)]
+    step = learns(TASK, {"moments": sum(said["moments"] for said in crowd)}, 150)
     published, stop = step.effects
     assert isinstance(stop, Stop)
     assert bool(stop.when)
@@ -127,13 +114,13 @@ def test_each_of_several_cohorts_has_all_of_the_noise():
 @pytest.mark.parametrize("epsilon", ["0.1", "1", "10"])
 def test_a_sample_pays_the_epsilon_of_the_task_and_no_more(epsilon):
     task = TASK.with_(privacy=Privacy("skellam", {"moments": Fraction(epsilon)}, 1e-6))
-    paid = quote(find(task), task).sample_epsilon()
+    paid = Price.of(find(task), task).sample_epsilon()
     assert 0.97 * float(epsilon) < paid <= float(epsilon)
 
 
 def test_a_device_pays_the_epsilon_of_a_task_that_protects_devices():
     task = TASK.with_(privacy=Privacy("skellam", {"moments": Fraction(1)}, 1e-6, unit="device"))
-    price, row = quote(find(task), task), gram.mechanisms(task)["moments"]
+    price, row = Price.of(find(task), task), gram.mechanisms(task)["moments"]
     assert 0.97 < price.device_epsilon() <= 1
     assert price.sample_epsilon() == price.device_epsilon(), "one guarantee, for all of its samples at once"
     assert row.sensitivity.adjacency is Adjacency.REPLACE_DEVICE
@@ -186,7 +173,7 @@ def test_the_ring_holds_the_sum_of_the_largest_cohort():
 
 
 def test_a_total_that_no_crowd_could_have_is_beyond_what_is_expected():
-    fields = gram.expected(TASK)["gram/total/1"]
+    fields = gram.protocol.expected(TASK)["gram/total/1"]
     row = gram.mechanisms(TASK)["moments"]
     assert fields["moments"].high >= 200 * row.bound
     assert fields["moments"].high < 2**40
@@ -250,7 +237,7 @@ def test_a_crowd_on_the_seeded_source_has_the_noise_that_was_priced():
 
 def test_the_shipped_task_is_priced_as_it_says():
     task = find_task("gram-mnist")
-    price = quote(find(task), task)
+    price = Price.of(find(task), task)
     assert 0.99 < price.sample_epsilon() <= 1
-    assert price.sample_epsilon_alone() > 20
+    assert price.sample_epsilon(alone=True) > 20
     assert gram.mechanisms(task)["moments"].length == 513 * 514 // 2 + 513 * 10

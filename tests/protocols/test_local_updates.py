@@ -14,14 +14,15 @@ from crowdml.arrays import Samples
 from crowdml.datasets.populations import iid
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.messages import SERVER, total
+from crowdml.price import Price
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import GridGaussian, GridLaplace, SkellamSum
 from crowdml.privacy.private import Release, Rows, Stamp
 from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import Context, Publish, Stop, advance, quote
+from crowdml.protocol import Context, Publish, Stop, advance
 from crowdml.protocols import find
 from crowdml.protocols.local_updates import Update, plan, releases, stability_of
-from crowdml.sim.estimator import simulate
+from crowdml.sim.studies import simulate
 from crowdml.sim.world import Delay
 
 STAMP = Stamp("a test")
@@ -161,7 +162,7 @@ def test_bad_samples_and_bad_publications_leave_no_trace_but_zeros():
 def test_a_device_pays_the_epsilon_of_the_task_for_all_its_check_ins():
     task = local_task(unit="device", uses=5, samples=12, epsilon=4.0)
     assert releases(task, plan(task).settings) == 10
-    priced = quote(find(task), task)
+    priced = Price.of(find(task), task)
     assert priced.device_epsilon(10) == pytest.approx(4.0, rel=1e-6)
     assert priced.device_epsilon(1) < 1.2
     row = plan(task).table["update"]
@@ -171,7 +172,7 @@ def test_a_device_pays_the_epsilon_of_the_task_for_all_its_check_ins():
 
 def test_a_sample_pays_for_the_check_ins_that_use_it_and_the_device_for_more():
     task = local_task(uses=4, epsilon=4.0)
-    priced = quote(find(task), task)
+    priced = Price.of(find(task), task)
     assert priced.sample_epsilon(4) == pytest.approx(4.0, rel=1e-6)
     assert priced.device_epsilon(4) > 2 * priced.sample_epsilon(4)
 
@@ -344,7 +345,7 @@ def test_weights_that_are_not_finite_stop_the_task_and_the_last_good_ones_stay()
     assert int(after.rounds) == 0
     (stop,) = [effect for effect in step.effects if isinstance(effect, Stop)]
     assert bool(stop.when)
-    assert "no longer finite" in stop.reason
+    assert "no longer finite" in stop.rule.sentence
     np.testing.assert_array_equal(step.effects[0].message.weights, state.weights)
 
 
@@ -364,7 +365,7 @@ def study(protocol: str, rest: str, **more):
     task = local_task(unit="device", samples=60, protocol=protocol, rest=rest)
     batch = make_batch(task, size=300)
     y = batch.y.astype(np.int32)
-    return simulate(task, batch.x, y, lambda _: iid(300, 5, 1), seeds=[1], points=2, **more)
+    return simulate(task, batch.x, y, devices=iid(300, 5, 1), seed=[1], points=2, **more)
 
 
 @pytest.mark.slow
@@ -375,18 +376,19 @@ def test_a_study_pays_for_all_check_ins_of_its_last_round(stale):
     delays = {"delay": Delay("exponential", 30.0)}
     fast = study(rule, "[stop]\nsteps = 4", **delays)
     slow = study(rule, "[stop]\nsteps = 4", engine="events", **delays)
-    assert fast.runs[0].stopped == slow.runs[0].stopped == "4 rounds have been made"
+    assert fast.runs[0].stopped == slow.runs[0].stopped
+    assert fast.runs[0].stopped.sentence == "4 rounds have been made"
     assert fast.check_ins == slow.check_ins >= 12
-    assert fast.cost == slow.cost
-    assert fast.cost.paid_device == fast.cost.epsilon_device
+    assert (fast.planned, fast.paid) == (slow.planned, slow.paid)
+    assert fast.paid.device == fast.planned.device
 
 
 @pytest.mark.slow
 def test_a_study_that_diverges_says_so_and_counts_what_was_paid():
     found = study("rate = { c = 1e29 }\nserver_batch = 3", "")
-    assert "no longer finite" in found.runs[0].stopped
+    assert found.runs[0].stopped.name == "diverged"
     assert found.check_ins == 3
-    assert found.cost.paid_device < found.cost.epsilon_device
+    assert found.paid.device < found.planned.device
 
 
 # --- what is refused ---

@@ -13,20 +13,21 @@ from crowdml.datasets.populations import iid
 from crowdml.device.runner import charges_of
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.messages import SERVER
+from crowdml.price import Price, check_budget
 from crowdml.privacy.door import Door
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import GaussianStable, GridGaussian, GridLaplace, Scheduled
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import Private, Release, Rows, Stamp
 from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.protocol import Context, Send, Sensed, Stop, advance, affordable, check_budget, quote
+from crowdml.protocol import Context, Send, Sensed, Stop, advance
 from crowdml.protocols import find
 from crowdml.protocols.local_updates import ScheduledUpdate, expected, plan
-from crowdml.sim import compiled, event_queue
-from crowdml.sim.crowd import Holding, turn
-from crowdml.sim.estimator import replayed_ledger, simulate
-from crowdml.sim.schedule import lay_out
+from crowdml.sim import compiled, events
+from crowdml.sim.layout import Holding, lay_out
+from crowdml.sim.studies import replayed_ledger, simulate
 from crowdml.sim.world import Delay, World
+from crowdml.turn import check_in
 
 GROWING = 'noise = { schedule = "geometric", ratio = 1.25 }'
 SHRINKING = 'noise = { schedule = "geometric", ratio = 0.8 }'
@@ -61,7 +62,8 @@ def row_of(task) -> Scheduled:
 
 def passage(task, trip: int, noise=None):
     weights = publication(np.zeros(plan(task).model.shape))
-    _, door = turn(find(task), task, make_batch(task), weights, noise or Silence(), me="device", trip=trip)
+    said = check_in(find(task), task, make_batch(task), weights, noise=noise or Silence(), me="device", trip=trip)
+    door = said.door
     (found,) = door.passages
     return found
 
@@ -80,10 +82,10 @@ def test_l8_the_prices_of_a_schedule_s_check_ins_add_up_to_the_task_s_epsilon(ki
     times = task.privacy.uses if kind == "stable" else len(trips)
     paid = Total.of(dearest[:times]).epsilon(task.privacy.delta)
     assert 3.96 < paid <= 4.0 * (1 + 1e-9)
-    priced = quote(find(task), task)
+    priced = Price.of(find(task), task)
     total = priced.sample_epsilon(times) if kind == "stable" else priced.device_epsilon(times)
     assert total == pytest.approx(paid)
-    assert quote(find(task), task).sample_epsilon(1) == pytest.approx(Total.of(dearest[:1]).epsilon(1e-6))
+    assert Price.of(find(task), task).sample_epsilon(1) == pytest.approx(Total.of(dearest[:1]).epsilon(1e-6))
     assert len({str(price) for price in prices}) > 5
 
 
@@ -203,20 +205,20 @@ def test_the_ledger_charges_each_check_in_its_own_price():
 def test_budgets_hold_the_sum_of_the_schedule():
     task = scheduled("stable", "growing", epsilon=4.0, budget=4.0001)
     assert check_budget(find(task), task).sample_epsilon(3) <= 4.0
-    assert affordable(find(task), task) == 30
+    assert Price.of(find(task), task).affordable() == 30
     tight = task.with_(privacy=replace(task.privacy, budget=replace(task.privacy.budget, epsilon=Fraction(15, 4))))
     protocol = find(task)
     with pytest.raises(TaskError, match="a sample pays"):
         check_budget(protocol, tight)
-    assert affordable(protocol, tight) == 20  # the two dearest uses fit, the third does not
-    assert quote(protocol, tight).sample_epsilon(2) <= 3.75 < quote(protocol, tight).sample_epsilon(3)
+    assert Price.of(protocol, tight).affordable() == 20  # the two dearest uses fit, the third does not
+    assert Price.of(protocol, tight).sample_epsilon(2) <= 3.75 < Price.of(protocol, tight).sample_epsilon(3)
 
 
 def test_later_check_ins_of_growing_noise_leave_the_first_more_of_the_price():
     constant = local_task(unit="device", samples=TEN, epsilon=4.0)
     growing = scheduled("gaussian", "growing")
-    even = quote(find(constant), constant).device_epsilon(1)
-    assert quote(find(growing), growing).device_epsilon(1) > 1.5 * even
+    even = Price.of(find(constant), constant).device_epsilon(1)
+    assert Price.of(find(growing), growing).device_epsilon(1) > 1.5 * even
 
 
 # --- schedules without an end ---
@@ -235,7 +237,7 @@ def test_a_schedule_with_a_finite_total_needs_no_budget(schedule):
     assert sum(share**2 for share in shares) == pytest.approx(
         1 / (1 - 1.25**-2) if schedule == "growing" else math.pi**2 / 6, abs=3e-3
     )
-    assert 3.96 < quote(find(task), task).device_epsilon(10**9) <= 4.0
+    assert 3.96 < Price.of(find(task), task).device_epsilon(10**9) <= 4.0
     assert "A device pays this in all" in find(task).remarks(task)[0]
 
 
@@ -272,7 +274,7 @@ def test_a_device_says_that_it_has_made_its_check_ins():
         (stop,) = [effect for effect in step.effects if isinstance(effect, Stop)]
         assert bool(stop.when) is over
         assert any(isinstance(effect, Send) for effect in step.effects)
-    assert "10 check-ins" in stop.reason
+    assert "10 check-ins" in stop.rule.sentence
 
 
 # --- the server ---
@@ -330,7 +332,7 @@ LATE = World(5, TEN, request=Delay("uniform", 7.0), check_in=Delay("exponential"
 
 def test_an_event_queue_s_devices_pay_check_in_by_check_in():
     task = scheduled("gaussian", "growing")
-    run = event_queue.run(task, crowd(task), LATE, seed=3, capacity=40, backend="numpy")
+    run = events.run(task, crowd(task), LATE, seed=3, capacity=40, backend="numpy")
     row = row_of(task)
     for passages in run.passages.values():
         prices = [found.priced.loss for _, (found,) in passages]
@@ -345,7 +347,7 @@ def test_both_engines_give_the_same_shares_at_the_same_price(schedule, server_ba
     laid, holding = lay_out(LATE, seed=3, batch=6, capacity=40), crowd(task)
     for noise in (False, True):
         (fast,) = compiled.run(task, holding, [laid], [3], noise=noise, points=[9], keep_said=True)
-        slow = event_queue.run(
+        slow = events.run(
             task, holding, LATE, seed=3, capacity=40, noise=noise, points=[9], backend="jax", keep_said=True
         )
         if server_batch == 1:
@@ -354,7 +356,7 @@ def test_both_engines_give_the_same_shares_at_the_same_price(schedule, server_ba
         else:  # a compiler may round a product and a sum at once
             assert np.abs(fast.said["update"] - slow.said["update"]).max() <= 1
             np.testing.assert_allclose(fast.weights, slow.weights, rtol=1e-4, atol=1e-4)
-    plain = event_queue.run(task, holding, LATE, seed=3, capacity=40, backend="numpy", keep_said=True)
+    plain = events.run(task, holding, LATE, seed=3, capacity=40, backend="numpy", keep_said=True)
     assert np.abs(plain.said["update"] - slow.said["update"]).max() <= 1
     row = row_of(task)
     for passages in slow.passages.values():
@@ -366,10 +368,10 @@ def test_both_engines_give_the_same_shares_at_the_same_price(schedule, server_ba
 def test_a_study_s_cost_and_its_replayed_ledger_are_the_schedule_s():
     task = scheduled("stable", "growing", uses=1, budget=1000.0)
     holding = crowd(task)
-    study = simulate(task, holding.x, holding.y, lambda _: holding.population, seeds=[1], points=2)
-    priced, row = quote(find(task), task), row_of(task)
-    assert study.cost.epsilon_device == priced.device_epsilon(10)
-    assert study.cost.epsilon_device < 10 * priced.device_epsilon(1)
+    study = simulate(task, holding.x, holding.y, devices=holding.population, seed=[1], points=2)
+    priced, row = Price.of(find(task), task), row_of(task)
+    assert study.planned.device == priced.device_epsilon(10)
+    assert study.planned.device < 10 * priced.device_epsilon(1)
     ledger = replayed_ledger(study)
     paid = Total.of(row.at(trip).device_loss for trip in range(10))
     assert ledger.device_total() == paid

@@ -13,16 +13,17 @@ from bench import masked_text, task_text
 from crowdml.arrays import Samples
 from crowdml.errors import GuaranteeError, LeakError, TaskError
 from crowdml.messages import SERVER, encode, masked_steps, total
+from crowdml.price import Price
 from crowdml.privacy.calibration import skellam_variance
 from crowdml.privacy.losses import Filter, Total, exact
 from crowdml.privacy.mechanisms import SkellamCount, SkellamSum, l1_of, root_up
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.sensitivity import Observer
-from crowdml.protocol import Context, advance, quote
+from crowdml.protocol import Context, advance
 from crowdml.protocols import find, sgd
 from crowdml.secagg.terms import terms_of
-from crowdml.sim.crowd import published, turn
 from crowdml.task import find_task, parse
+from crowdml.turn import check_in, first_turn, server_turn
 
 BATCH, WIDTH, CLASSES = 5, 4, 3
 
@@ -75,7 +76,7 @@ def test_held_out_samples_pay_for_the_count_alone_under_masks_too():
     task = task_of(held_out=2)
     table = sgd.mechanisms(task)
     assert [(row.covers.start, row.covers.stop) for row in table.values()] == [(2, 5), (0, 2), (0, 5)]
-    assert quote(find(task), task).sample_epsilon() < quote(find(task_of()), task_of()).sample_epsilon()
+    assert Price.of(find(task), task).sample_epsilon() < Price.of(find(task_of()), task_of()).sample_epsilon()
 
 
 def test_a_cohort_of_a_hundred_needs_a_tenth_of_the_noise_of_devices_on_their_own():
@@ -102,14 +103,14 @@ def test_the_grid_is_written_into_the_published_task_and_makes_the_same_noise():
 
 def test_a_server_expects_totals_within_the_bound_and_six_deviations():
     task = task_of()
-    table, fields = sgd.mechanisms(task), sgd.expected(task)["sgd/total/1"]
+    table, fields = sgd.mechanisms(task), sgd.protocol.expected(task)["sgd/total/1"]
     assert (fields["devices"].low, fields["devices"].high) == (5, 6)
     for name, row in table.items():
         reach = 6 * row.bound + 6 * math.sqrt(6 * row.variance)
         assert (fields[name].dtype, fields[name].shape) == ("<i8", (row.length,))
         assert reach <= fields[name].high == -fields[name].low <= reach + 7
     with pytest.raises(TaskError, match="the simulator runs such a task, a server does not"):
-        sgd.expected(task_of(mechanism="none"))
+        sgd.protocol.expected(task_of(mechanism="none"))
 
 
 # Neighbours, through whole steps
@@ -125,10 +126,10 @@ def batch_of(seed):
 
 def says(task, batch, weights=None, noise=None):
     protocol = find(task)
-    offered = published(protocol.server.start(task, Context(me=SERVER)))
+    offered = first_turn(protocol, task).published
     if weights is not None:
         offered = dataclasses.replace(offered, weights=weights)
-    return turn(protocol, task, batch, offered, noise or Silence(), me="device")[0]
+    return check_in(protocol, task, batch, offered, noise=noise or Silence(), me="device").message
 
 
 def neighbours():
@@ -207,13 +208,13 @@ def test_a_total_is_one_step_along_the_mean_over_the_survivors_samples():
     state = protocol.server.start(task, Context(me=SERVER)).state
     gradient = np.arange(WIDTH * CLASSES, dtype=np.int64) * 1000
     sums = {"gradient": gradient, "errors": np.array([7]), "labels": np.array([10, 8, 9])}
-    step = advance(protocol.server, task, state, heard(task, sums, 5), Context(me=SERVER))
+    step = server_turn(protocol, task, state, heard(task, sums, 5))
     mean = gradient.reshape(WIDTH, CLASSES) * float(row.grid.step) / (5 * BATCH)
     np.testing.assert_allclose(step.state.weights, -2.0 * mean, rtol=1e-5)
     assert int(step.state.steps) == 1
     assert int(step.state.counted) == 5
     assert (int(step.state.errors), step.state.labels.tolist()) == (7, [10, 8, 9])
-    assert int(published(step).version) == 1
+    assert int(step.published.version) == 1
 
 
 def test_progress_counts_survivors_and_their_noise():
@@ -235,9 +236,9 @@ def test_steps_to_stop_after_are_cohorts():
     protocol = find(task)
     state = protocol.server.start(task, Context(me=SERVER)).state
     sums = {"gradient": np.zeros(12, np.int64), "errors": np.array([7]), "labels": np.array([10, 8, 9])}
-    step = advance(protocol.server, task, state, heard(task, sums, 5), Context(me=SERVER))
+    step = server_turn(protocol, task, state, heard(task, sums, 5))
     (stop,) = (effect for effect in step.effects if type(effect).__name__ == "Stop")
-    assert stop.reason == "1 cohort has been added up"
+    assert stop.rule.sentence == "1 cohort has been added up"
     assert bool(stop.when)
 
 
@@ -247,7 +248,7 @@ def test_momentum_goes_on_where_the_last_step_went():
     state = protocol.server.start(task, Context(me=SERVER)).state
     sums = {"gradient": np.full(12, 1000, np.int64)}
     unit = 1000 * float(row.grid.step) / 25
-    for expected in (1, 1 + 1 + sgd.MOMENTUM):
+    for expected in (1, 1 + 1 + 0.9):
         state = advance(protocol.server, task, state, heard(task, sums, 5), Context(me=SERVER)).state
         np.testing.assert_allclose(state.weights, -2.0 * expected * unit, rtol=1e-5)
 

@@ -1,31 +1,20 @@
 """A crowd learns through all layers: task, table, door, schedule, handlers."""
 
 import numpy as np
+from tasks import SGD, toml
 
 from crowdml.datasets.populations import iid
 from crowdml.sim import compiled
-from crowdml.sim.crowd import Holding
-from crowdml.sim.schedule import lay_out
+from crowdml.sim.layout import Holding, lay_out
 from crowdml.sim.world import World
 from crowdml.task import parse
 
-TASK = """
-name = "walk"
-[features]
-dimension = 8
-norm = { kind = "l2", bound = 1.0 }
-[labels]
-classes = ["a", "b", "c"]
-[model]
-kind = "softmax"
-[protocol]
-kind = "sgd"
-batch = 10
-step = { c = 5.0 }
-[privacy]
-mechanism = "discrete-gaussian"
-epsilon = { gradient = 8.0, errors = 0.5, labels = 0.5 }
-"""
+TASK = toml(
+    SGD,
+    features={"dimension": 8},
+    protocol={"batch": 10, "step": {"c": 5.0}},
+    privacy={"epsilon": {"gradient": 8.0, "errors": 0.5, "labels": 0.5}},
+)
 
 
 def test_a_small_crowd_learns_privately():

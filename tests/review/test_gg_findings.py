@@ -16,13 +16,7 @@ from bench import samples
 
 from crowdml.arrays import Samples
 from crowdml.errors import TaskError
-from crowdml.messages import KINDS
-from crowdml.models import Logistic, make_model
-from crowdml.privacy.calibration import gdp_epsilon
-from crowdml.protocol import quote
-from crowdml.protocols import admm, find
-from crowdml.protocols.admm import plan
-from crowdml.sim.published_admm import (
+from crowdml.experiments.published.admm import (
     CLEAN,
     WARNING,
     Published,
@@ -32,7 +26,13 @@ from crowdml.sim.published_admm import (
     run,
     total_epsilon,
 )
-from crowdml.sim.stragglers import Layout, Pace, lay_out, synchronous
+from crowdml.experiments.published.stragglers import Layout, Pace, lay_out, synchronous
+from crowdml.messages import KINDS
+from crowdml.models import Logistic, make_model
+from crowdml.price import Price
+from crowdml.privacy.calibration import gdp_epsilon
+from crowdml.protocols import admm, find
+from crowdml.protocols.admm import plan
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -334,7 +334,7 @@ def test_g6_the_task_promises_the_total_of_all_rounds_and_the_paper_one_iteratio
     assert total_epsilon(0.1, 20) == pytest.approx(0.4755, abs=1e-4)
     assert total_epsilon(1.0, 20) == pytest.approx(5.930, abs=1e-3)
     task = admm_task(uses=20)
-    price = quote(find(task), task)
+    price = Price.of(find(task), task)
     assert price.sample_epsilon(20) <= 1.0 < price.sample_epsilon(21)
     assert "per iteration" in WARNING
 

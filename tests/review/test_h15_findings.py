@@ -17,13 +17,13 @@ from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
 from crowdml.errors import BudgetExhausted
 from crowdml.features import Pca
+from crowdml.price import Price
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import RandomisedResponse
 from crowdml.privacy.noise import SystemSource
 from crowdml.privacy.private import Rows
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import quote
 from crowdml.protocols import find, sgd
 from crowdml.protocols.sgd import Gradient, Params, claimed_epsilon, mechanisms, plan
 from crowdml.storage import Budget, Charge, Ledger
@@ -77,13 +77,13 @@ def test_h1_the_gradient_moves_by_four_over_b_and_by_no_more():
 
 def test_h2_five_passes_cost_five():
     task = published("{ gradient = 10.0 }")
-    quoted = quote(find(task), task)
+    quoted = Price.of(find(task), task)
     assert claimed_epsilon(task) == 10
     assert quoted.sample_epsilon(uses=5) == 50
     with Ledger(":memory:") as ledger:
         serials = ledger.take_serials(20)
         for turn in range(5):  # the same samples in each pass
-            charges = [charge(task, entry.row, entry.mechanism, serials.start) for entry in quoted.rows]
+            charges = [charge(task, entry.name, entry.mechanism, serials.start) for entry in quoted.rows]
             ledger.charge(task.hash, charges, [Budget(Fraction(50), 1e-6, 60)], outbox={turn: b"pass"})
         assert ledger.sample_total(serials.start).epsilon(1e-6) == 50
         assert ledger.samples_given() == 20
@@ -138,13 +138,13 @@ def test_h5_counts_cost_half_of_what_the_paper_charges_and_all_labels_together_c
     """Total epsilon_g + epsilon_e / 2 + epsilon_y, not epsilon_g + epsilon_e + C epsilon_y."""
     task = published("{ gradient = 1.0, errors = 0.2, labels = 0.3 }")
     assert claimed_epsilon(task) == pytest.approx(1 + 0.2 + 10 * 0.3)
-    assert quote(find(task), task).sample_epsilon() == pytest.approx(1 + 0.1 + 0.3, abs=1e-12)
+    assert Price.of(find(task), task).sample_epsilon() == pytest.approx(1 + 0.1 + 0.3, abs=1e-12)
     ours = sound("{ gradient = 1.0, errors = 0.2, labels = 0.3 }")
     assert mechanisms(ours)["errors"].scale * 2 == mechanisms(task)["errors"].scale
     assert mechanisms(ours)["labels"].scale == mechanisms(task)["labels"].scale
-    assert quote(find(ours), ours).sample_epsilon() == pytest.approx(1.5)
+    assert Price.of(find(ours), ours).sample_epsilon() == pytest.approx(1.5)
     split = sound("{ gradient = 1.0, errors = 0.2, labels = 0.3 }", held_out=5)
-    assert quote(find(split), split).sample_epsilon() == pytest.approx(1.3)
+    assert Price.of(find(split), split).sample_epsilon() == pytest.approx(1.3)
 
 
 def test_h6_the_energy_of_the_noise_has_the_factor_c_that_eq_13_leaves_out():
@@ -175,13 +175,13 @@ def test_h7_randomised_response_keeps_more_labels_than_the_paper_s_baseline():
 
 def test_h8_a_device_of_sixty_samples_pays_sixty_times():
     task = published("{ gradient = 10.0 }")
-    quoted = quote(find(task), task)
+    quoted = Price.of(find(task), task)
     assert quoted.sample_epsilon() == 10
     assert quoted.device_epsilon(check_ins=3) == 600  # three check-ins of 20 samples
     with Ledger(":memory:") as ledger:
         for turn in range(3):
             serials = ledger.take_serials(20)
-            charges = [charge(task, entry.row, entry.mechanism, serials.start) for entry in quoted.rows]
+            charges = [charge(task, entry.name, entry.mechanism, serials.start) for entry in quoted.rows]
             ledger.charge(task.hash, charges, [Budget(Fraction(10), 1e-6, 60)], outbox={turn: b"check-in"})
         dearest = ledger.dearest_sample(1e-6)
         assert dearest is not None

@@ -16,17 +16,7 @@ from local_bench import local_task, make_batch, publication, said
 
 from crowdml.arrays import Samples
 from crowdml.errors import TaskError
-from crowdml.messages import SERVER
-from crowdml.models import Logistic, Softmax, make_model
-from crowdml.privacy.calibration import analytic_sigma, gdp_epsilon, laplace_scale
-from crowdml.privacy.grid import COUNTS
-from crowdml.privacy.losses import ZCDP, Total
-from crowdml.privacy.noise import SystemSource
-from crowdml.privacy.sensitivity import L1, L2, Adjacency
-from crowdml.protocol import Context, advance, quote
-from crowdml.protocols import find
-from crowdml.protocols.local_updates import Plan, Rate, Settings, first_count, local_update, plan, stability_of
-from crowdml.sim.published_local import (
+from crowdml.experiments.published.local_updates import (
     GAMMA,
     GAUSSIAN,
     LAPLACE,
@@ -35,12 +25,21 @@ from crowdml.sim.published_local import (
     WARNING,
     Published,
     drawn,
-    gamma_deviation,
     reaches,
     real_cost,
     run,
-    sensitivity_11,
 )
+from crowdml.messages import SERVER
+from crowdml.models import Logistic, Softmax, make_model
+from crowdml.price import Price
+from crowdml.privacy.calibration import analytic_sigma, gdp_epsilon, laplace_scale
+from crowdml.privacy.grid import COUNTS
+from crowdml.privacy.losses import ZCDP, Total
+from crowdml.privacy.noise import SystemSource
+from crowdml.privacy.sensitivity import L1, L2, Adjacency
+from crowdml.protocol import Context, advance
+from crowdml.protocols import find
+from crowdml.protocols.local_updates import Plan, Rate, Settings, first_count, local_update, plan, stability_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NETWORK = 10_285
@@ -50,7 +49,7 @@ TEN = Settings(batch=1000, minibatch=100, local_steps=10, rate=Rate(Fraction(1, 
 
 def reach(settings: Settings, l2: float) -> float:
     """H: how far a device moves w for an update of length 1."""
-    return float(Plan(settings, Logistic(2), {}, COUNTS, l2, False, 1.0, False, 1.0).reach(np, 1)[0])
+    return float(Plan(settings, Logistic(2), {}, COUNTS, l2, 1.0, False, 1.0).reach(np, 1)[0])
 
 
 def path(slope, start: float, steps: int, rate: float) -> float:
@@ -59,6 +58,22 @@ def path(slope, start: float, steps: int, rate: float) -> float:
     for _ in range(steps):
         w -= rate * slope(w)
     return w
+
+
+# --- the paper's own formulas ---
+
+
+def gamma_deviation(sensitivity: float, epsilon: float, dimension: int, *, factor: float = 2.0) -> float:
+    """rms of a coordinate of (6): radius Gamma(d, factor S / epsilon), uniform direction.
+
+    The paper prints e^(-epsilon |eta| / 2S), a factor of 2; e^(-epsilon |eta| / S) would do (L1).
+    """
+    return math.sqrt(dimension + 1) * factor * sensitivity / epsilon
+
+
+def sensitivity_11(l2: float, local_steps: int, rate: float, radius: float = 1.0) -> float:
+    """(11), literally: (2 / lambda) S_d eta max|x|. Neither an upper bound (lambda > 1) nor near one (L4)."""
+    return 2 / l2 * local_steps * rate * radius
 
 
 # --- L1, L2: the law of the noise ---
@@ -225,7 +240,7 @@ def test_l5_ours_holds_for_a_replaced_sample_of_a_smooth_convex_loss(seed):
     settings = Settings(batch=20, minibatch=5, local_steps=8, rate=Rate(Fraction(1)))
     bound = stability_of(settings, model, 1.0, 0.1)
     assert bound is not None
-    fixed = Plan(settings, model, {}, COUNTS, 0.1, False, 2.0, True, 1.0)
+    fixed = Plan(settings, model, {}, COUNTS, 0.1, 2.0, True, 1.0)
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(20, 4))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -321,7 +336,7 @@ def test_l8_a_thousand_releases_cost_what_the_review_says_if_gradients_had_been_
 def test_l8_without_a_clip_there_is_no_privacy_at_any_noise():
     for noise in (LAPLACE, GAUSSIAN):
         cost = real_cost(Published(0.1, 1e6, noise), dimension=NETWORK, samples=60_000)
-        assert (cost.device, cost.sample, cost.words) == (math.inf, math.inf, "no privacy")
+        assert (cost.device, cost.sample) == (math.inf, math.inf)
     assert real_cost(Published(10.0, 1e-3, clip=1.0), dimension=NETWORK, samples=60_000).device > 1e6
 
 
@@ -357,7 +372,7 @@ def test_l8_adagrad_makes_a_full_step_of_any_gradient_so_equation_10_is_void():
 
 def test_l8_ours_promises_the_total_of_all_check_ins_of_a_device():
     task = local_task(unit="device", epsilon=2.0, samples=60, uses=1)  # ten check-ins of six samples
-    price = quote(find(task), task)
+    price = Price.of(find(task), task)
     assert price.device_epsilon(10) <= 2.0 * (1 + 1e-9) < price.device_epsilon(11)
     assert "per communication" in WARNING
 

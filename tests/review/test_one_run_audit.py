@@ -9,36 +9,31 @@ succeed with chance e^epsilon / (1 + e^epsilon).
 import numpy as np
 import pytest
 from scipy import stats
+from tasks import SGD, toml
 
 from crowdml.arrays import Samples
 from crowdml.messages import SERVER, decode, seal
+from crowdml.price import Price
 from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.protocol import quote
 from crowdml.protocols import find, sgd
-from crowdml.sim.crowd import turn
 from crowdml.task import Task, parse
+from crowdml.turn import check_in
 
 DIRECTIONS = 10
 
 
 def hinge(epsilon: float) -> Task:
-    return parse(f"""
-        name = "canaries"
-        [features]
-        dimension = {DIRECTIONS}
-        norm = {{ kind = "l1", bound = 1.0 }}
-        [labels]
-        classes = ["tails", "heads"]
-        [model]
-        kind = "svm"
-        [protocol]
-        kind = "sgd"
-        batch = 1
-        step = {{ c = 1.0 }}
-        [privacy]
-        mechanism = "discrete-laplace"
-        epsilon = {{ gradient = {epsilon} }}
-    """)
+    return parse(
+        toml(
+            SGD,
+            name="canaries",
+            features={"dimension": DIRECTIONS, "norm": {"kind": "l1", "bound": 1.0}},
+            labels={"classes": ["tails", "heads"]},
+            model={"kind": "svm"},
+            protocol={"batch": 1},
+            privacy={"mechanism": "discrete-laplace", "epsilon": {"gradient": epsilon}},
+        )
+    )
 
 
 def right_guesses(task: Task, canaries: int, seed: int) -> int:
@@ -50,8 +45,8 @@ def right_guesses(task: Task, canaries: int, seed: int) -> int:
     for device, coin in enumerate(coins):
         direction = device % DIRECTIONS
         batch = Samples(np.eye(DIRECTIONS, dtype=np.float32)[[direction]], np.array([coin], np.int32))
-        message, door = turn(protocol, task, batch, params, SeededSource(stream(seed, device, 0)), str(device))
-        envelope = seal(task.hash, str(device), frozenset((SERVER,)), 1, message, door)
+        said = check_in(protocol, task, batch, params, noise=SeededSource(stream(seed, device, 0)), me=str(device))
+        envelope = seal(task.hash, str(device), frozenset((SERVER,)), 1, said.message, said.door)
         heard = decode(envelope.kind, envelope.body).gradient.value
         right += int((heard[direction] < 0) == (coin == 1))  # the gradient of heads points down
     return right
@@ -70,7 +65,7 @@ def test_the_auditors_limits_are_those_of_the_review():
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
 def test_a_thousand_canaries_in_one_run_give_away_no_more_than_is_quoted(epsilon: float):
     task = hinge(epsilon)
-    assert quote(find(task), task).sample_epsilon() == pytest.approx(epsilon)
+    assert Price.of(find(task), task).sample_epsilon() == pytest.approx(epsilon)
     guessed = right_guesses(task, 1000, seed=11)
     assert guessed < least_to_reject(epsilon, 1000)
     assert guessed > 1000 * (1 - 0.5 * np.exp(-epsilon / 2)) - 4 * np.sqrt(250)  # the reader really reads

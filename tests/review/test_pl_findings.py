@@ -21,20 +21,7 @@ from proportions_task import street
 
 from crowdml.arrays import Samples
 from crowdml.errors import LeakError, TaskError
-from crowdml.features.series import label, look_ahead
-from crowdml.messages import KINDS, Public, message, seal
-from crowdml.models.clusters import Voters
-from crowdml.privacy.door import Door
-from crowdml.privacy.laws import DiscreteLaplace
-from crowdml.privacy.losses import Pure
-from crowdml.privacy.noise import Silence, SystemSource
-from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.privacy.sensitivity import Adjacency, Observer
-from crowdml.protocol import quote
-from crowdml.protocols import find
-from crowdml.protocols.proportions import Counted, Proportions, mechanisms, variance
-from crowdml.sim import peers
-from crowdml.sim.published_proportions import (
+from crowdml.experiments.published.proportions import (
     FOLDS,
     IN_LOOP,
     ONCE,
@@ -44,6 +31,19 @@ from crowdml.sim.published_proportions import (
     noisy_proportions,
     real_epsilon,
 )
+from crowdml.features.series import label, look_ahead
+from crowdml.messages import KINDS, Public, message, seal
+from crowdml.models.clusters import Voters
+from crowdml.price import Price
+from crowdml.privacy.door import Door
+from crowdml.privacy.laws import DiscreteLaplace
+from crowdml.privacy.losses import Pure
+from crowdml.privacy.noise import Silence, SystemSource
+from crowdml.privacy.seeded import SeededSource, stream
+from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.protocols import find
+from crowdml.protocols.proportions import Counted, Proportions, mechanisms
+from crowdml.sim import cities
 
 SCATS = Path(os.environ.get("CROWDML_DATA", "")) / "traffic_scats_boroondara_2006.npz"
 DRAWS = 40_000
@@ -182,7 +182,7 @@ def test_p2_the_published_scale_costs_two_epsilon_and_ours_what_it_says():
 def test_p2_alpha_and_variance_are_the_reviews(epsilon, alpha, at_zero, spread):
     row = mechanisms(street(epsilon=epsilon))["counts"]
     assert math.exp(-1 / float(row.scale)) == pytest.approx(alpha, abs=1e-6)
-    assert variance(row) == pytest.approx(spread, rel=1e-6)
+    assert row.noise_variance == pytest.approx(spread, rel=1e-6)
     if at_zero is not None:
         assert DiscreteLaplace(row.scale).pmf(0) == pytest.approx(at_zero, abs=1e-6)
 
@@ -223,7 +223,7 @@ def test_p3_a_measurement_is_the_label_of_one_row_of_one_batch_however_wide_the_
 def test_p3_windows_stay_on_the_device_so_all_its_other_places_cost_nothing():
     """Two series with the same labels and other values say the same bytes, seed for seed."""
     quiet, loud = np.full(60, 1.0), np.full(60, 9.0)  # both below the first edge
-    sent = [peers.exchange(TASK, np.stack([values] * 5), seed=3) for values in (quiet, loud)]
+    sent = [cities.exchange(TASK, np.stack([values] * 5), seed=3) for values in (quiet, loud)]
     for one, other in zip(*(city.states for city in sent), strict=True):
         assert np.array_equal(one.counts, other.counts)
     assert not np.array_equal(sent[0].kept[0].x, sent[1].kept[0].x)
@@ -242,7 +242,7 @@ def test_p4_all_peers_get_the_same_bytes_and_the_batch_is_charged_once():
 
 
 def test_p4_what_a_measurement_pays_does_not_grow_with_its_peers():
-    few, many = (quote(PROTOCOL, street(6, peers=peers_, epsilon=0.1)) for peers_ in (1, 5))
+    few, many = (Price.of(PROTOCOL, street(6, peers=peers_, epsilon=0.1)) for peers_ in (1, 5))
     assert few.sample_epsilon() == many.sample_epsilon() == pytest.approx(0.1)
     assert mechanisms(TASK)["counts"].observer is Observer.ANYONE
 
@@ -261,7 +261,7 @@ def test_p5_as_published_the_last_batch_tells_how_many_readings_there_are_and_ou
     q = noisy_proportions(batch_counts(labels, 8, 3), 1e9, ONCE, np.random.default_rng(1))
     assert np.round(q[-1] * 5).sum() == 5  # m is exact on the way out
     for readings in (19 + 3, 24 + 2):  # w + r - 1 = 3 readings begin the first window
-        city = peers.exchange(TASK, np.ones((5, readings)), seed=1)
+        city = cities.exchange(TASK, np.ones((5, readings)), seed=1)
         assert city.check_ins.tolist() == [(readings - 3) // 8] * 5
 
 
@@ -269,7 +269,7 @@ def test_p5_how_often_a_device_speaks_and_how_long_depends_on_no_reading():
     chance = np.random.default_rng(1)
     busy, quiet = chance.integers(0, 900, (5, 70)).astype(float), np.zeros((5, 70))
     busy[0, 7] = np.nan
-    one, other = (peers.exchange(TASK, values, seed=2) for values in (busy, quiet))
+    one, other = (cities.exchange(TASK, values, seed=2) for values in (busy, quiet))
     assert one.check_ins.tolist() == other.check_ins.tolist()
     assert one.said.tolist() == other.said.tolist()
     assert one.heard.tolist() == other.heard.tolist()
@@ -294,7 +294,7 @@ def test_p6_models_and_predictions_have_no_codec_and_the_seal_refuses_them():
         seal(TASK.hash, "@0", frozenset({"@1"}), 1, Proportions(voters, np.int32(0), np.int32(0)), door)  # pyright: ignore[reportArgumentType]
     with pytest.raises(LeakError):
 
-        @message("proportions/voters/1")
+        @message("neighbours/voters/1")
         class Taught:  # pyright: ignore[reportUnusedClass]
             voters: Voters
             place: Public[int]
@@ -304,8 +304,8 @@ def test_p6_what_a_device_learned_changes_nothing_that_it_says():
     """`learn` gets no context: neither a door nor a way to send; and what is said next is the same without it."""
     values = np.random.default_rng(1).integers(0, 90, (5, 60)).astype(float)
     task = TASK.with_(model={"k": 2})
-    city = peers.simulate(task, values, seed=4)
-    again = peers.exchange(task, values, seed=4)
+    city = cities.simulate(task, values, seed=4)
+    again = cities.exchange(task, values, seed=4)
     assert all(voters is not None for voters in city.voters)
     assert city.said.tolist() == again.said.tolist()
     for one, other in zip(city.states, again.states, strict=True):

@@ -14,18 +14,15 @@ from bench import masked_text, task_text
 
 import crowdml.tasks
 from crowdml.cli.budget import budget_text
-from crowdml.cli.task import _priced
-from crowdml.device.folder import Folder, OwnerBudget, offer, readable_task
+from crowdml.device.folder import Folder, OwnerBudget, consent_to, readable_task
 from crowdml.device.runner import terms
 from crowdml.errors import GuaranteeError, TaskError
+from crowdml.price import Price
 from crowdml.privacy.losses import ZCDP, Total
 from crowdml.privacy.mechanisms import Scheduled
 from crowdml.privacy.noise import SystemSource
-from crowdml.protocol import check_budget
 from crowdml.protocols import check_for_devices, delta_ceiling, find, is_delta_too_large, refusal, settled
 from crowdml.server.hub import check_hosted
-from crowdml.server.portal.pricing import price
-from crowdml.server.portal.studies import price_of
 from crowdml.task import Task, from_canonical, load, parse
 from crowdml.texts import digits_below, number_text
 
@@ -121,7 +118,7 @@ def test_a_device_that_consented_in_the_past_stops_giving_and_still_reads_its_ta
     task = settled(with_delta(task_text(), 0.1))
     home = Folder(tmp_path / "device")
     home.make()
-    home.accept(task, offer(task, find(task)))  # as a version without a ceiling did
+    home.accept(task, consent_to(Price.of(find(task), task)))  # as a version without a ceiling did
     with pytest.raises(TaskError, match=r"privacy.delta = 0\.1"):
         home.accepted(task.hash)
     assert home.consented(task.hash) == task
@@ -268,17 +265,15 @@ def test_a_row_with_a_schedule_of_noise_says_which_noise_it_has() -> None:
     row = find(task).mechanisms(task)["update"]
     assert isinstance(row, Scheduled)
     assert row.law == row.row.law
-    (shown,) = price(task).rows
+    (shown,) = Price.of(find(task), task).rows
     assert shown.noise == f"σ = {number_text(float(row.row.sigma), 4)} steps"
-    (page,) = price_of(task).rows
-    assert dict(page.parameters)["sigma"] == pytest.approx(float(row.row.sigma * row.grid.step))
-    (checked,) = _priced(task, check_budget(find(task), task), 14)["rows"]
-    assert checked["noise"].startswith("sigma ")
+    assert dict(shown.parameters)["sigma"] == pytest.approx(float(row.row.sigma * row.grid.step))
 
 
 def test_a_clip_of_everything_that_a_device_gives_is_not_called_that_of_a_sample() -> None:
     """Finding 10: what pages say of units comes from the mechanism."""
-    names = {path.stem: dict(price_of(load(path)).rows[0].parameters) for path in SHIPPED}
+    tasks = {path.stem: load(path) for path in SHIPPED}
+    names = {name: dict(Price.of(find(task), task).rows[0].parameters) for name, task in tasks.items()}
     assert "clip_whole" in names["digits-mlp"]
     assert "clip" in names["digits-masked"]
 

@@ -14,11 +14,11 @@ from crowdml.secagg.device import DeviceRound
 from crowdml.secagg.messages import KINDS, Message, encode, open_message
 from crowdml.secagg.refusals import Refused
 from crowdml.secagg.server import ServerRound
-from crowdml.secagg.terms import Field, Terms
+from crowdml.secagg.terms import RingField, Terms
 from crowdml.wire.keys import Key
 
 TASK, MODEL = hashlib.sha256(b"a task").digest(), hashlib.sha256(b"a model").digest()
-FIELDS = (Field("gradient", 5, 32, 1000, 10), Field("counts", 2, 64, 1000, 10))
+FIELDS = (RingField("gradient", 5, 32, 1000, 10), RingField("counts", 2, 64, 1000, 10))
 KIND = {
     "advertise": "secagg/advert/1",
     "share": "secagg/shares/1",

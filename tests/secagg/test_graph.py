@@ -16,7 +16,7 @@ from scipy import stats
 from crowdml.errors import TaskError
 from crowdml.secagg import device
 from crowdml.secagg.graph import GRINDING, circle, neighbours_on, plan, tail
-from crowdml.secagg.terms import Field
+from crowdml.secagg.terms import RingField
 from crowdml.server.hub import check_hosted
 from crowdml.task import parse
 
@@ -112,13 +112,13 @@ def test_terms_that_cannot_hold_are_refused_when_they_are_made():
     with pytest.raises(TaskError, match="leave 1 honest"):
         terms(8, survivors=6, colluders=5)
     with pytest.raises(TaskError, match="coarser grid"):
-        terms(fields=(Field("v", 3, 32, 2**28, 0),))
+        terms(fields=(RingField("v", 3, 32, 2**28, 0),))
     with pytest.raises(TaskError, match="each its own"):
-        terms(fields=(Field("v", 3, 32, 1, 0), Field("v", 3, 32, 1, 0)))
+        terms(fields=(RingField("v", 3, 32, 1, 0), RingField("v", 3, 32, 1, 0)))
     with pytest.raises(TaskError, match="3 to"):
         terms(2, survivors=2, colluders=0)
     with pytest.raises(TaskError, match="entries"):
-        terms(fields=(Field("v", 0, 32, 1, 0),))
+        terms(fields=(RingField("v", 0, 32, 1, 0),))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -27,7 +27,7 @@ from crowdml.secagg.messages import (
     members,
     survivors_bytes,
 )
-from crowdml.secagg.terms import Field
+from crowdml.secagg.terms import RingField
 from crowdml.wire.keys import Key
 
 
@@ -350,7 +350,7 @@ def hears_all_signatures(crowd: Crowd, one: str) -> bool:
 
 def test_a_different_publication_to_one_device_leaves_its_vector_and_the_sum_masked():
     """The others reveal every seed, the victim's too. Between the victim and each of them the masks do not cancel."""
-    crowd = shown_another(0, fields=(Field("v", 250_000, 32, 100, 0),))
+    crowd = shown_another(0, fields=(RingField("v", 250_000, 32, 100, 0),))
     victim = crowd.ids[0]
     roots = {one: crowd.devices[one].root for one in crowd.ids}
     vector = decode(Masked, crowd.log[victim, "secagg/masked/1"])
@@ -460,7 +460,7 @@ def test_signatures_that_are_missing_forged_repeated_or_the_devices_own_do_not_c
 
 def test_a_missing_device_called_survivor_leaves_the_sum_masked_until_its_own_message_is_in_it():
     """The server gets the seed of a device whose vector it has not: pair masks stay on both."""
-    crowd = Crowd(terms(fields=(Field("v", 250_000, 32, 100, 0),)), 8)
+    crowd = Crowd(terms(fields=(RingField("v", 250_000, 32, 100, 0),)), 8)
     crowd.go_to("mask")
     crowd.tell()
     crowd.deliver(crowd.ids[1:])

@@ -15,10 +15,10 @@ from crowdml.errors import TaskError
 from crowdml.secagg import device, masks, ring, server
 from crowdml.secagg.masks import Binding
 from crowdml.secagg.messages import Masked, decode
-from crowdml.secagg.terms import Field
+from crowdml.secagg.terms import RingField
 
 LENGTH = 250_000  # elements of 32 bits: a million bytes
-LONG = (Field("v", LENGTH, 32, 100, 0),)
+LONG = (RingField("v", LENGTH, 32, 100, 0),)
 
 
 def chi_square_of(elements: np.ndarray) -> float:
@@ -60,12 +60,12 @@ def test_G12_one_masked_message_is_uniform_in_the_ring():
 
 
 def test_G12_a_message_of_64_bits_is_uniform_too():
-    crowd = masked_crowd((Field("v", LENGTH // 2, 64, 100, 0),))
+    crowd = masked_crowd((RingField("v", LENGTH // 2, 64, 100, 0),))
     assert chi_square_of(masked(crowd, crowd.ids[0])) < too_far(255)
 
 
 def test_G9_two_vectors_of_one_message_differ_by_a_uniform_vector():
-    crowd = masked_crowd((*LONG, Field("w", LENGTH, 32, 100, 0)))
+    crowd = masked_crowd((*LONG, RingField("w", LENGTH, 32, 100, 0)))
     one = crowd.ids[0]
     assert chi_square_of(masked(crowd, one, "v") - masked(crowd, one, "w")) < too_far(255)
 
@@ -115,7 +115,7 @@ def test_both_ends_of_a_pair_have_one_key_and_opposite_signs():
     low, high = "a" * 32, "b" * 32
     salt = Binding(TASK, 1, bytes(32)).salt
     assert masks.pair_key(secret, salt, low, high, "v") == masks.pair_key(secret, salt, high, low, "v")
-    one_field = terms(3, survivors=3, colluders=0, fields=(Field("v", 9, 32, 100, 0),))
+    one_field = terms(3, survivors=3, colluders=0, fields=(RingField("v", 9, 32, 100, 0),))
     bodies = [
         ring.from_bytes(
             device.mask_vectors(one_field, {"v": np.zeros(9, int)}, salt, me, me.encode(), {peer: secret}), 32, 9

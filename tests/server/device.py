@@ -83,7 +83,7 @@ class Line:
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         if self._kept is None:
-            self._kept = http.client.HTTPConnection(self.host, self.port, timeout=20)
+            self._kept = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             self._kept.request(method, path, body, headers or {})
             found = self._kept.getresponse()
@@ -161,7 +161,7 @@ class Running:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the server's own loop."""
         assert self.hub._worker is not None
-        return asyncio.run_coroutine_threadsafe(work, self.hub._worker.get_loop()).result(20)
+        return asyncio.run_coroutine_threadsafe(work, self.hub._worker.get_loop()).result(60)
 
     def device(self) -> Device:
         """A new device, enrolled."""

@@ -28,7 +28,7 @@ from device import MSGPACK, Device, Running, make_task, serving
 from crowdml.messages import encode
 from crowdml.privacy.private import RECEIVED, Release
 from crowdml.protocols import settled
-from crowdml.protocols.sgd import Gradient, expected
+from crowdml.protocols.sgd import Gradient, protocol
 from crowdml.server.limits import Limits, Queue, Turns, source
 from crowdml.server.portal.live import MOST_OF_ONE
 from crowdml.server.serve import _listen
@@ -351,7 +351,7 @@ def test_a_check_in_is_no_larger_than_its_task_needs(server: Running) -> None:
 
 def test_the_largest_body_is_that_of_the_largest_message() -> None:
     gradient = Release(np.zeros((8, 2), np.int32), RECEIVED)
-    assert largest_body(expected(TASK)) == len(encode(Gradient(gradient, None, None, np.uint64(2**64 - 1))))
+    assert largest_body(protocol.expected(TASK)) == len(encode(Gradient(gradient, None, None, np.uint64(2**64 - 1))))
 
 
 def half_sent(server: Running, size: int) -> socket.socket:

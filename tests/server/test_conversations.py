@@ -23,6 +23,8 @@ from device import Device, Running, make_task, serving
 from real_postgresql import fresh_database
 
 from crowdml.messages import decode
+from crowdml.price import Price
+from crowdml.protocols import find
 from crowdml.server import portal
 from crowdml.server.limits import Limits, Population, Queue, Rates
 from crowdml.server.openapi import OPERATIONS
@@ -347,10 +349,10 @@ def test_a_task_stops_by_its_rule_and_stays_stopped_after_a_restart(tmp_path: Pa
 def test_a_paused_task_asks_to_come_back_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
     with serving(tmp_path, TASK) as server:
         device = server.device()
-        asyncio.run(server.hub.set_state(TASK.hash, "paused"))
+        asyncio.run(server.hub.change(TASK.hash, "pause"))
         answer = device.check_in(TASK)
         assert (answer.status, answer.slug, answer.headers["retry-after"]) == (503, "task-paused", "5")
-        asyncio.run(server.hub.set_state(TASK.hash, "running"))
+        asyncio.run(server.hub.change(TASK.hash, "resume"))
         assert device.check_in(TASK).status == 202
 
 
@@ -359,10 +361,10 @@ def test_a_paused_task_asks_to_come_back_and_goes_on_when_it_is_resumed(tmp_path
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Running) -> None:
     state = server.state(TASK)
-    with socket.create_connection((server.line().host, server.line().port), timeout=10) as line:
+    with socket.create_connection((server.line().host, server.line().port), timeout=60) as line:
         line.sendall(f"POST {PATH}/check-in HTTP/1.1\r\nHost: x\r\nContent-Length: {2**40}\r\n\r\n".encode())
         assert line.recv(100).startswith(b"HTTP/1.1 413 ")
-    with socket.create_connection((server.line().host, server.line().port), timeout=10) as line:
+    with socket.create_connection((server.line().host, server.line().port), timeout=60) as line:
         line.sendall(f"POST {PATH}/check-in HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         _send_until_refused(line)
     assert server.state(TASK) == state
@@ -390,7 +392,7 @@ def test_a_slow_sender_is_not_waited_for(tmp_path: Path) -> None:
     with serving(tmp_path, TASK, limits=Limits(slow=0.2)) as server:
         where = server.line()
         for begun in (f"POST {PATH}/check-in HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc", "GET /v1/tas", ""):
-            with socket.create_connection((where.host, where.port), timeout=10) as line:
+            with socket.create_connection((where.host, where.port), timeout=60) as line:
                 line.sendall(begun.encode())
                 said = b"".join(iter(lambda: line.recv(65536), b""))
                 assert said.startswith(b"HTTP/1.1 408 ")
@@ -400,7 +402,7 @@ def test_a_slow_sender_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_head_without_end_is_refused(server: Running) -> None:
     where = server.line()
-    with socket.create_connection((where.host, where.port), timeout=10) as line:
+    with socket.create_connection((where.host, where.port), timeout=60) as line:
         line.sendall(b"GET /v1/tasks HTTP/1.1\r\nX-Long: ")
         said = b""
         for _ in range(100):
@@ -418,7 +420,7 @@ def test_a_head_without_end_is_refused(server: Running) -> None:
 def test_what_is_no_http_is_a_problem_too(server: Running) -> None:
     where = server.line()
     for bad in (b"\x16\x03\x01\x02\x00\x01\x00", b"NONSENSE\r\n\r\n", b"GET /%ff\xff HTTP/1.1\r\n\r\n"):
-        with socket.create_connection((where.host, where.port), timeout=10) as line:
+        with socket.create_connection((where.host, where.port), timeout=60) as line:
             line.sendall(bad)
             said = b"".join(iter(lambda: line.recv(65536), b""))
             assert said.startswith(b"HTTP/1.1 400 ")
@@ -476,6 +478,7 @@ def test_a_task_is_served_as_the_bytes_that_its_name_hashes(server: Running) -> 
     listed = json.loads(server.line().ask("GET", "/v1/tasks").body)["tasks"]
     assert [each["hash"] for each in listed] == [TASK.hash.hex(), OTHER.hash.hex()]
     assert listed[0]["price"]["sample_epsilon"] == pytest.approx(1.0, abs=1e-6)
+    assert listed[0]["price"] == Price.of(find(TASK), TASK).plain
 
 
 def test_a_device_gets_its_last_signed_statement_back_and_nobody_elses(server: Running, device: Device) -> None:

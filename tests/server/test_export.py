@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crowdml.errors import TaskError
-from crowdml.features import into_ball, spectrum
-from crowdml.protocols import gram
+from crowdml.errors import MissingExtra, TaskError
+from crowdml.features import into_ball, prepared, spectrum
+from crowdml.price import Epsilons
+from crowdml.protocols import find, gram
 from crowdml.protocols.sgd import plan
-from crowdml.server.export import Exported, model_card, model_file, onnx_file
-from crowdml.server.graph import NotInstalled
-from crowdml.task import Task, parse
+from crowdml.server.export import Exported, model_card, model_file, onnx_file, snippet
+from crowdml.task import Labels, Task, parse
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -54,7 +55,8 @@ delta = {delta}
 NAMES = {2: 'classes = ["no", "yes"]', 3: 'classes = ["a", "b\\"c", "ü"]', 0: 'kind = "number"'}
 MODELS = [
     ("softmax", 3), ("softmax", 2), ("logistic", 2), ("svm", 2), ("smooth-svm", 2), ("linear", 0), ("least-squares", 0),
-    ("logistic, bias", 2), ("svm, bias", 2), ("smooth-svm, bias", 2),
+    ("logistic, bias", 2), ("svm, bias", 2), ("smooth-svm, bias", 2), ("softmax, bias", 3),
+    ("linear, bias", 0),
     ("mlp, relu", 3), ("mlp, tanh", 2), ("mlp, sigmoid", 3), ("mlp, relu, squared", 3), ("mlp, tanh, squared", 0),
 ]  # fmt: skip
 
@@ -88,7 +90,7 @@ def make(
 
 def exported(task: Task, seed: int) -> Exported:
     weights = np.random.default_rng(seed).normal(size=plan(task).model.shape).astype(np.float32)
-    return Exported(task, weights, version=7, check_ins=7, devices=3, most=4, sample_epsilon=1.0, device_epsilon=5.5)
+    return Exported(task, weights, version=7, check_ins=7, devices=3, most=4, paid=Epsilons(1.0, 5.5))
 
 
 def answers(model: Exported, x: Any, name: str = "x") -> dict[str, Any]:
@@ -135,6 +137,30 @@ def test_onnx_predicts_as_the_model_itself_on_rows_of_any_length(kind: str, clas
         np.testing.assert_array_equal(found["probabilities"][clear].argmax(1), ours[clear])
     else:
         np.testing.assert_allclose(found["scores"], scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("softmax, bias", 3), ("linear", 0), ("mlp, tanh", 2)])
+def test_columns_with_bounds_are_scaled_in_onnx_and_in_the_lines_of_the_card(
+    kind: str, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low, high = (Fraction(-3),) * 6, (*(Fraction(1), Fraction(50)) * 2, Fraction(-3), Fraction(4))
+    task = make(kind, classes)
+    model = exported(dataclasses.replace(task, features=dataclasses.replace(task.features, low=low, high=high)), seed=6)
+    x = (30 * np.random.default_rng(7).normal(size=(40, 6))).astype(np.float32)
+    expected = find(task).predict(model.task, model.weights, prepared(model.task.features, x))
+    said = answers(model, x)
+    np.testing.assert_allclose(said["label" if classes else "prediction"], expected, rtol=1e-4, atol=1e-4)
+    assert "each clipped to public bounds and scaled to [-1, 1]" in model_card(model)
+    (tmp_path / "m.safetensors").write_bytes(model_file(model))
+    monkeypatch.chdir(tmp_path)
+    lines = snippet(model, "m.safetensors").replace("np.zeros((1, 6))", repr(x[:1].tolist()).join(["np.array(", ")"]))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(lines, {})
+    if classes:
+        assert printed.getvalue().strip() == str(np.array(task.labels.classes)[expected[:1]])
+    else:
+        assert float(printed.getvalue().strip().strip("[]")) == pytest.approx(float(expected[0]), rel=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
@@ -221,7 +247,7 @@ def test_weights_that_do_not_fit_the_features_are_refused_with_both_shapes(kind:
 
 def test_a_missing_onnx_is_one_sentence_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(NotInstalled, match=r"crowdml\[server\].*\.safetensors"):
+    with pytest.raises(MissingExtra, match=r"crowdml\[server\].*\.safetensors"):
         onnx_file(exported(make("softmax", 3), 1))
 
 
@@ -281,23 +307,27 @@ minimum = 8
 """
 
 
+@pytest.mark.parametrize("high", [None, 50])
 @pytest.mark.parametrize("bound", [0.5, 1.0])
 @pytest.mark.parametrize("constant", [0.0, 0.1])
 @pytest.mark.parametrize("classes", [0, 3])
 def test_a_model_of_gram_predicts_the_same_by_onnx_by_its_snippet_and_by_itself(
-    classes: int, constant: float, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    classes: int, constant: float, bound: float, high: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = NAMES[classes] + ("\nbound = 40.0" if not classes else "")
     task = parse(GRAM.format(labels=labels, bound=bound, map=f'map = {{ kind = "identity", constant = {constant} }}'))
+    if high is not None:  # columns with public bounds
+        features = dataclasses.replace(task.features, low=Fraction(-9), high=Fraction(high))
+        task = dataclasses.replace(task, features=features)
     rng = np.random.default_rng(3)
     weights = rng.normal(size=(6 + bool(constant), classes or 1)).astype(np.float32)
-    model = Exported(task, weights, 1, 8, 8, 1, sample_epsilon=1.0, device_epsilon=5.5, cohorts=1)
+    model = Exported(task, weights, 1, 8, 8, 1, paid=Epsilons(1.0, 5.5), cohorts=1)
     x = (rng.normal(size=(200, 6)) * rng.choice([0.01, 1.0, 100.0], (200, 1))).astype(np.float32)
-    ours = gram.predictions(task, weights, into_ball(x, "l2", bound))
+    ours = gram.predictions(task, weights, prepared(task.features, x))
     found = answers(model, x)
     (tmp_path / "m.safetensors").write_bytes(model_file(model))
     (code,) = re.findall(r"```python\n(.*?)```", model_card(model, "m.safetensors"), re.DOTALL)
-    assert len(code.strip().splitlines()) == 5
+    assert len(code.strip().splitlines()) == (5 if high is None else 7)
     assert "crowdml" not in code
     monkeypatch.chdir(tmp_path)
     said: dict[str, Any] = {"row": x, "print": lambda value: said.update(value=value)}
@@ -310,9 +340,29 @@ def test_a_model_of_gram_predicts_the_same_by_onnx_by_its_snippet_and_by_itself(
         np.testing.assert_array_equal(said["value"], np.array(task.labels.classes)[ours])
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp, tanh", "gram"])
+def test_a_number_with_bounds_is_predicted_in_its_own_unit(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = parse(GRAM.format(labels=NAMES[0], bound=1.0, map="")) if kind == "gram" else make(kind, 0)
+    rng = np.random.default_rng(7)
+    shape = (7, 1) if kind == "gram" else plan(plain).model.shape
+    x, weights = rng.normal(size=(1, 6)).astype(np.float32), rng.normal(size=shape).astype(np.float32)
+    inside = prepared(plain.features, x)
+    expected = 200 + 20 * float(np.ravel(find(plain).predict(plain, weights, inside))[0])
+    task = plain.with_(labels=Labels(kind="number", low=Fraction(180), high=Fraction(220)))
+    model = Exported(task, weights, 1, 8, 8, 1, paid=Epsilons(1.0, 5.5), cohorts=1)
+    assert float(np.ravel(answers(model, x)["prediction"])[0]) == pytest.approx(expected, rel=1e-5)
+    (tmp_path / "m.safetensors").write_bytes(model_file(model))
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, Any] = {"row": x, "print": lambda value: said.update(value=value)}
+    exec(re.sub(r"np\.zeros\(\(1, 6\)[^)]*\)", "row", snippet(model, "m.safetensors")), said)
+    assert float(np.ravel(said["value"])[0]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_features_that_onnx_cannot_compute_are_refused_with_a_way_out() -> None:
     task = parse(GRAM.format(labels=NAMES[3], bound=1.0, map='map = { kind = "cosine", seed = 1, features = 8 }'))
-    model = Exported(task, np.zeros((9, 3), np.float32), 1, 8, 8, 1, sample_epsilon=1.0, device_epsilon=5.5)
+    model = Exported(task, np.zeros((9, 3), np.float32), 1, 8, 8, 1, paid=Epsilons(1.0, 5.5))
     with pytest.raises(TaskError, match=r"Export the model as \.safetensors"):
         onnx_file(model)
     assert "make_map" in model_card(model, "m.safetensors")

@@ -214,7 +214,7 @@ def test_ten_thousand_bad_requests_are_refused_without_a_change(target: Target) 
 def test_bytes_that_are_no_http_are_refused_or_dropped(target: Target, head: bytes, junk: bytes) -> None:
     state = target.running.state(TASK)
     line = target.device.line
-    with socket.create_connection((line.host, line.port), timeout=10) as raw:
+    with socket.create_connection((line.host, line.port), timeout=60) as raw:
         raw.sendall(head + junk + b"\r\n\r\n")
         raw.shutdown(socket.SHUT_WR)
         try:

@@ -17,6 +17,7 @@ from relay_device import claim, say
 
 from crowdml.cli.output import whole_file
 from crowdml.errors import DataError
+from crowdml.price import Epsilons
 from crowdml.protocol import Noisy
 from crowdml.server.estimates import REACH, share_of
 from crowdml.server.export import Exported, export_model, model_card, model_file, onnx_file, table_file, write_model
@@ -29,9 +30,7 @@ def exported(task: Task, *, batches: int = 3) -> Exported:
     size = int(task.protocol["batch"])
     noisy = Noisy(COUNTS if batches else (0, 0, 0), batches * size, batches * 2.5)
     shares = np.array([0.6, 0.0, 0.4], np.float32)
-    return Exported(
-        task, shares, version=3, check_ins=3, devices=2, most=2, sample_epsilon=1.0, device_epsilon=40.0, labels=noisy
-    )
+    return Exported(task, shares, version=3, check_ins=3, devices=2, most=2, paid=Epsilons(1.0, 40.0), labels=noisy)
 
 
 def test_a_share_has_the_interval_of_the_noise_and_of_the_choice_of_samples():
@@ -64,7 +63,7 @@ def test_the_card_says_whom_it_protects_shows_the_bars_and_its_lines_run(tmp_pat
     model = exported(street())
     paths = [tmp_path / f"street.{ending}" for ending in ("json", "csv", "safetensors")]
     card = write_model(model, paths, whole_file).read_text(encoding="utf-8")
-    assert "Protected is one measurement, not a person" in card
+    assert "The guarantee protects one measurement, not a person" in card
     assert "| quiet | 40 | 166.7% |" in card
     assert "windows of 3 readings; none of them left its device" in card
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 from masked_device import MaskedDevice, Room, make_masked, through, total_of
 
 from crowdml.messages import decode
+from crowdml.pace import MOVING, poll_wait
 from crowdml.secagg import device as core
 from crowdml.secagg.messages import Masked, encode, open_message
 from crowdml.server import rounds as server_rounds
@@ -48,6 +49,11 @@ def to_phase(room: Room, devices: list[MaskedDevice], phase: str) -> int:
         assert each.advertise(number).status == 202
     through(devices, lambda: room.rounds.active[number].phase == phase)
     return number
+
+
+def stall(room: Room) -> None:
+    """A cohort that is under way waits so long for its devices that no other one waits for it."""
+    room.clock.now += MOVING * poll_wait(len(room.rounds.seen)) + 1
 
 
 # --- cohorts ---
@@ -94,7 +100,7 @@ def test_one_device_above_the_minimum_is_waited_for_so_that_one_that_vanishes_co
 
     for each in devices[:4]:
         each.advertise(1)
-    assert phase_after_windows(1 + server_rounds.PATIENCE) == "advertise"
+    assert phase_after_windows(1 + server_rounds.server.PATIENCE) == "advertise"
     devices[4].advertise(1)
     assert room.rounds.active[1].phase == "share"
     for each in devices[:4]:
@@ -108,7 +114,7 @@ def test_a_crowd_of_the_bare_minimum_gets_its_round_after_some_windows():
     room = Room(make_masked(cohort=5, minimum=4, window=60.0, lease=600.0))
     for each in room.devices(4):
         each.advertise(1)
-    for _ in range(1 + server_rounds.PATIENCE):
+    for _ in range(1 + server_rounds.server.PATIENCE):
         room.wait(60.0)
     assert room.rounds.active[1].phase == "advertise"
     room.wait(60.0)
@@ -321,6 +327,7 @@ def test_two_rounds_at_once_end_in_two_totals_and_the_later_one_may_end_first():
     room = Room(make_masked(cohort=5, minimum=4))
     first, second = room.devices(5), [room.device(number) for number in range(5, 10)]
     to_phase(room, first, "mask")
+    stall(room)
     to_phase(room, second, "mask")
     through(second, lambda: 2 in room.rounds.ended)
     through(first, lambda: 1 in room.rounds.ended)
@@ -340,12 +347,71 @@ def test_everybody_in_a_cohort_works_with_the_same_publication():
     first, second = room.devices(5), [room.device(number) for number in range(5, 10)]
     number = to_phase(room, first, "mask")
     first[0].step()
+    stall(room)
     room.run(second)
     assert room.runner.offer.version == 1
     seen = [each.look(number).publication for each in first[1:]]
     assert [each[0] for each in seen if each is not None] == [0] * 4
     through(first, lambda: number in room.rounds.ended)
     assert [int(each.version) for each in totals(room)] == [0, 0]
+
+
+def share(room: Room, devices: list[MaskedDevice]) -> int:
+    """A round whose shares are all in."""
+    number = to_phase(room, devices, "share")
+    for each in devices:
+        each.step()
+    return number
+
+
+def test_a_cohort_whose_shares_are_in_reads_the_total_that_was_under_way():
+    room = Room(make_masked(cohort=5, minimum=4))
+    first, second, third = (room.devices(15)[at : at + 5] for at in (0, 5, 10))
+    to_phase(room, first, "mask")
+    share(room, second)
+    share(room, third)
+    assert [room.rounds.active[number].phase for number in (2, 3)] == ["share", "share"]
+    assert second[0].step() is None, "it has answered, and waits"
+    for cohort, number in ((first, 1), (second, 2), (third, 3)):
+        through(cohort, lambda number=number: number in room.rounds.ended)
+    assert [int(each.version) for each in totals(room)] == [0, 1, 2]
+
+
+def test_no_cohort_waits_for_one_whose_devices_left():
+    room = Room(make_masked(cohort=5, minimum=4))
+    first, second = room.devices(10)[:5], room.devices(10)[5:]
+    to_phase(room, first, "mask")
+    share(room, second)
+    assert not room.rounds.is_due()
+    stall(room)
+    assert room.rounds.is_due(), "without a message from anybody"
+    room.wait(0.0)
+    assert second[0].look(2).publication[0] == 0
+
+
+def test_a_cohort_waits_a_lease_at_most_for_the_total_of_another():
+    room = Room(make_masked(cohort=5, minimum=4, lease=2.0))
+    first, second = room.devices(10)[:5], room.devices(10)[5:]
+    to_phase(room, first, "mask")
+    room.wait(1.0)
+    share(room, second)
+    room.wait(0.9)
+    through(first, lambda: room.rounds.active[1].phase == "agree")
+    room.wait(1.0)
+    assert (room.rounds.active[1].phase, room.rounds.active[2].phase) == ("agree", "share")
+    room.wait(0.2)
+    assert (room.rounds.active[1].phase, room.rounds.active[2].phase) == ("agree", "mask")
+
+
+def test_a_cohort_that_waits_goes_on_after_a_restart():
+    room = Room(make_masked(cohort=5, minimum=4))
+    first, second = room.devices(10)[:5], room.devices(10)[5:]
+    to_phase(room, first, "mask")
+    share(room, second)
+    room.restart()
+    for cohort, number in ((first, 1), (second, 2)):
+        through(cohort, lambda number=number: number in room.rounds.ended)
+    assert [int(each.version) for each in totals(room)] == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -399,6 +465,51 @@ def test_a_restart_gives_an_open_phase_its_whole_time_again():
     room.clock.now = 5.0  # another machine, or a day later: the monotonic clock begins anew
     room.restart()
     room.wait(29.0)
+    assert room.rounds.active[number].phase == "share"
+    room.wait(1.0)
+    assert room.rounds.active[number].phase == "mask"
+
+
+def test_after_a_pause_every_phase_waits_for_the_devices_that_were_told_to_stay_away():
+    room = Room(make_masked(cohort=5, minimum=4, lease=3.0))
+    devices = room.devices(5)
+    number = to_phase(room, devices, "share")
+    devices[0].step()
+    devices[1].step()
+    room.rounds.renew(10.0)  # the pause is over; two devices have shared, and look again in up to ten seconds
+    for each in devices[2:]:
+        each.step()
+    assert room.rounds.active[number].phase == "mask"
+    for each in devices[2:]:
+        each.step()
+    room.wait(12.0)
+    assert room.rounds.active[number].phase == "mask", "ten seconds to come back, and three to answer"
+    through(devices, lambda: number in room.rounds.ended)
+    assert room.rounds.ended[number].survived == 5
+
+
+def test_after_an_outage_every_phase_waits_for_devices_whose_pauses_grew_with_it():
+    room = Room(make_masked(cohort=5, minimum=4, lease=3.0))
+    devices = room.devices(5)
+    number = to_phase(room, devices, "mask")
+    devices[0].step()
+    room.clock.wall += 5.0  # the server was away so long: the last pause of a device is at most twice as long
+    room.restart()
+    room.wait(12.0)
+    assert room.rounds.active[number].phase == "mask", "ten seconds to come back, and three to answer"
+    through(devices, lambda: number in room.rounds.ended)
+    assert room.rounds.ended[number].survived == 5
+
+
+def test_after_a_day_without_a_server_no_phase_waits_longer_than_a_devices_longest_pause():
+    room = Room(make_masked(cohort=5, minimum=4, lease=3.0))
+    devices = room.devices(5)
+    number = to_phase(room, devices, "share")
+    for each in devices[:4]:
+        each.step()
+    room.clock.wall += 86_400.0
+    room.restart()
+    room.wait(302.0)
     assert room.rounds.active[number].phase == "share"
     room.wait(1.0)
     assert room.rounds.active[number].phase == "mask"
@@ -495,6 +606,7 @@ def test_of_three_cohorts_a_bad_one_is_dropped_and_the_model_is_that_of_the_two_
     random_elements(devices[7], 3)
     for at in (0, 5, 10):
         to_phase(room, devices[at : at + 5], "mask")
+        stall(room)
     for at in (0, 5, 10):
         through(devices[at : at + 5], lambda at=at: at // 5 + 1 in room.rounds.ended)
     assert [room.rounds.ended[number].cause for number in (1, 2, 3)] == ["", "bound", ""]

@@ -54,7 +54,7 @@ schema = schemathesis.openapi.from_dict(describe())
 QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture)
 EXCLUDED = [
     # What msgpack bodies and signatures have to be, no schema can say: docs/protocol.md does, and spec/.
-    positive_data_acceptance,
+    positive_data_acceptance
 ]
 
 

@@ -19,11 +19,7 @@ from crowdml.protocols import find, settled  # noqa: E402
 from crowdml.server.hub import check_hosted  # noqa: E402
 from crowdml.server.limits import Limits  # noqa: E402
 from crowdml.server.sizes import check_sizes, largest_check_in  # noqa: E402
-from crowdml.task import (  # noqa: E402
-    Task,
-    find_task,
-    parse,
-)
+from crowdml.task import Task, find_task, parse  # noqa: E402
 from crowdml.wire.packing import binary_head  # noqa: E402
 
 TEXT = """

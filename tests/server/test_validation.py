@@ -332,10 +332,7 @@ def _packed(x: tuple[int, ...], y: tuple[int, ...], **more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
-        (
-            _packed((180_000_000, 3), (180_000_000,)),
-            "an array x of 180,000,000 x 3 entries of 8 bytes",
-        ),
+        (_packed((180_000_000, 3), (180_000_000,)), "an array x of 180,000,000 x 3 entries of 8 bytes"),
         (_packed((10, 2**24), (10,)), "an array x of 10 x 16,777,216 entries of 8 bytes; at most"),
         (_packed((2, 3), (2**40,)), "an array y of 1,099,511,627,776 entries of 8 bytes"),
         (_packed((2, 3), (2,), z=b""), "cannot be read as an NPZ file with arrays x and y: it has 3 members"),
@@ -534,7 +531,7 @@ def test_looks_are_charged_before_they_are_shown_and_a_restart_neither_redraws_n
         assert row["validation"]["state"] == "spent"
         assert [each["version"] for each in row["validation"]["looks"]] == [1, 2, 6]
         shown = crowdml("task", "list", *where).out
-        assert "Protected is one row of the operator's own data" in " ".join(shown.split())
+        assert "This protects one row of the operator's own data" in " ".join(shown.split())
 
 
 def test_no_row_is_in_a_log_a_page_an_export_or_a_transcript_and_a_backup_has_them(
@@ -643,5 +640,5 @@ def test_public_rows_are_looked_at_exactly_as_often_as_one_likes(tmp_path: Path)
         runner = server.hub.runners[task.hash]
         exact = look(task, runner.fold.weights, read_rows(task, str(path)))
         assert shown.figure.value == 1 - exact.value / 30 == shown.figure.low == shown.figure.high
-        assert "belong to nobody of the study" in found.promise()
+        assert "belong to nobody in the study" in found.promise()
         assert replace(found, shown=()).text() == "no look yet"

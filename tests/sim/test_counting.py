@@ -2,76 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from tasks import COUNTS, toml
 
+from crowdml.cli.counting import counts
 from crowdml.datasets.populations import iid
 from crowdml.errors import DataError, TaskError
-from crowdml.sim.counting import counts, held, turns
-from crowdml.sim.estimator import simulate
+from crowdml.protocols import find
+from crowdml.sim.layout import Holding
+from crowdml.sim.studies import simulate
+from crowdml.sim.trial import Trial, run_trial
 from crowdml.task import Task, parse
 
-TEXT = """
-name = "moods"
-[features]
-dimension = 1
-norm = {{ kind = "l2", bound = 1.0 }}
-[labels]
-classes = ["bad", "fair", "good"]
-[model]
-kind = "histogram"
-[protocol]
-kind = "proportions"
-batch = 10
-[privacy]
-{privacy}
-budget = {{ epsilon = 0.5, samples = 60 }}
-"""
-LOCAL = parse(TEXT.format(privacy='mechanism = "discrete-laplace"\nepsilon = { counts = 0.5 }'))
+BUDGET = {"budget": {"epsilon": 0.5, "samples": 60}}
+LOCAL = parse(toml(COUNTS, privacy=BUDGET))
 MASKED = parse(
-    TEXT.format(privacy='mechanism = "skellam"\nepsilon = { counts = 0.5 }\ndelta = 1e-6')
-    + "[masking]\ncohort = 10\nminimum = 7\ncolluders = 1\n"
+    toml(
+        COUNTS,
+        privacy={"mechanism": "skellam", "delta": 1e-6, **BUDGET},
+        masking={"cohort": 10, "minimum": 7, "colluders": 1},
+    )
 )
-
-
-def crowd(task: Task, rows: int = 4000, devices: int = 40):
-    y = np.random.default_rng(1).choice(3, rows, p=[0.6, 0.3, 0.1]).astype(np.int32)
-    return held(task, np.zeros((rows, 1), np.float32), y, iid(rows, devices, 1))
+X = np.zeros((4000, 1), np.float32)
+Y = np.random.default_rng(1).choice(3, 4000, p=[0.6, 0.3, 0.1]).astype(np.int32)
 
 
 @pytest.mark.parametrize(
     ("task", "dropout"), [(LOCAL, 0.0), (MASKED, 0.0), (MASKED, 0.2)], ids=["local", "masked", "dropout"]
 )
 def test_without_noise_the_counts_are_those_of_the_samples_that_were_given(task: Task, dropout: float):
-    ticks: list[int] = []
-    found = counts(task, crowd(task), 3, dropout=dropout, noise=False, tick=ticks.append)
-    assert list(found.noisy.counts) == found.true.tolist()
-    assert found.true.sum() == found.noisy.samples <= 40 * 60
-    assert (found.noisy.samples < 40 * 60) == bool(dropout)
-    assert found.trips.tolist() == [6] * 40  # who vanished has paid all the same
-    assert sum(ticks) == turns(task, crowd(task), 3, dropout)
+    people, ticks = iid(4000, 40, 1), list[int]()
+    run = run_trial(Trial(task, people, 3, dropout=dropout, noise=False), X, Y, ticks.append)
+    tally: Any = find(task).progress(task, run.state)
+    told = run.schedule.heard
+    rows = Holding(X, Y, people).rows(told.device[:, None], told.samples)
+    assert list(tally.labels.counts) == np.bincount(Y[rows].reshape(-1), minlength=3).tolist()
+    assert rows.size == tally.labels.samples <= 40 * 60
+    assert (rows.size < 40 * 60) == bool(dropout)
+    assert np.bincount(run.schedule.device).tolist() == [6] * 40  # who vanished has paid all the same
+    assert sum(ticks) == (24 if task.masking else 240) == run.heard
 
 
 @pytest.mark.parametrize("task", [LOCAL, MASKED], ids=["local", "masked"])
 def test_noise_is_as_large_as_its_variance_says_and_repeats_under_a_seed(task: Task):
-    found = [counts(task, crowd(task), seed) for seed in range(20)]
-    off = np.array([np.asarray(each.noisy.counts) - each.true for each in found])
-    variance = found[0].noisy.variance
+    study = simulate(task, X, Y, devices=iid(4000, 40, 1), seed=range(20))
+    found = [counts(study, trial, Y) for trial in range(20)]
+    off = np.array([np.asarray(noisy.counts) - true for noisy, true in found])
+    variance = found[0][0].variance
     assert 0.5 < (off**2).mean() / variance < 1.7  # 60 draws: five standard deviations either way
     assert abs(off.mean()) < 5 * (variance / off.size) ** 0.5
-    assert counts(task, crowd(task), 7).noisy == found[7].noisy
+    again = simulate(task, X, Y, devices=iid(4000, 40, 1), seed=[7])
+    assert counts(again, 0, Y)[0] == found[7][0]
 
 
 def test_a_task_stops_after_its_steps():
-    text = TEXT.format(privacy='mechanism = "discrete-laplace"\nepsilon = { counts = 0.5 }') + "[stop]\nsteps = 7\n"
-    found = counts(parse(text), crowd(LOCAL), 1)
-    assert (found.sums, found.noisy.samples, int(found.trips.sum())) == (7, 70, 7)
+    task = parse(toml(COUNTS, privacy=BUDGET, stop={"steps": 7}))
+    study = simulate(task, X, Y, devices=40, seed=[1])
+    noisy, true = counts(study, 0, Y)
+    assert (study.check_ins, noisy.samples, int(true.sum())) == (7, 70, 70)
 
 
-def test_who_holds_too_little_gives_nothing_and_what_learns_more_than_counts_is_refused():
+def test_who_holds_too_little_gives_nothing_and_single_check_ins_do_not_vanish():
     with pytest.raises(DataError, match="gives 5 at most, so nobody would check in"):
-        crowd(LOCAL, rows=200, devices=40)
-    with pytest.raises(TaskError, match=r"crowdml\.sim\.counting\.counts"):
-        simulate(LOCAL, np.zeros((10, 1), np.float32), np.zeros(10, np.int32), lambda seed: iid(10, 1, seed), seeds=[1])
-    with pytest.raises(TaskError, match="has no cohorts to vanish from"):
-        counts(LOCAL, crowd(LOCAL), 1, dropout=0.1)
+        simulate(LOCAL, X[:200], Y[:200], devices=40, seed=[1])
+    with pytest.raises(TaskError, match=r"has no \[masking\]"):
+        simulate(LOCAL, X, Y, devices=40, seed=[1], dropout=0.1)

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crowdml.datasets.populations import iid
-from crowdml.sim import event_queue
-from crowdml.sim.crowd import Holding
-from crowdml.sim.schedule import lay_out
+from crowdml.sim import events
+from crowdml.sim.layout import Holding, lay_out
 from crowdml.sim.world import Delay, World
 
 delays = st.builds(Delay, st.sampled_from(Delay.KINDS), st.floats(0, 300))
@@ -155,7 +154,7 @@ def test_timing_depends_on_no_sample():
         (rng.normal(size=(80, 4)), rng.integers(0, 3, 80)),
     ):
         holding = Holding(x.astype(np.float32), y, iid(80, 4, 1))
-        met.append(event_queue.run(task, holding, world, seed=5, capacity=20).schedule)
+        met.append(events.run(task, holding, world, seed=5, capacity=20).schedule)
     np.testing.assert_array_equal(met[0].time, met[1].time)
     np.testing.assert_array_equal(met[0].version, met[1].version)
     np.testing.assert_array_equal(met[0].samples, met[1].samples)

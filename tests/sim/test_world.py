@@ -13,11 +13,7 @@ from crowdml.errors import TaskError
 from crowdml.sim.world import CHECK_IN, CHECK_OUT, REQUEST, SENSED, Delay, World, uniform
 
 MANY = 100_000
-LAWS = {
-    "uniform": stats.uniform(0, 50.0),
-    "exponential": stats.expon(0, 50.0),
-    "pareto": stats.lomax(2, scale=50.0),
-}
+LAWS = {"uniform": stats.uniform(0, 50.0), "exponential": stats.expon(0, 50.0), "pareto": stats.lomax(2, scale=50.0)}
 
 
 def test_random_numbers_are_even_and_stay_inside():

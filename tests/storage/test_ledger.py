@@ -9,17 +9,17 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_builders import NOON, OTHER, PLENTY, TASK, TENTH, charge
+from oracles import allows
 
 from crowdml.errors import BudgetExhausted, GuaranteeError, LedgerError
-from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded, allows
+from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded
 from crowdml.privacy.sensitivity import Adjacency, Observer
-from crowdml.storage import Allowance, Budget, Charge, Ledger, Price
+from crowdml.storage import Added, Allowance, Budget, Charge, Ledger
 
 DELTA = 1e-6
 RHO = ZCDP(Fraction(1, 6))
@@ -82,7 +82,7 @@ def test_five_zcdp_uses_of_one_span_cost_five_rho_and_no_more_than_the_filter_al
 def test_parts_of_one_check_in_cost_each_sample_only_what_used_it(ledger):
     ledger.take_serials(10)
     step = [charge(2, 9, ZCDP(Fraction(1, 8))), charge(0, 1, TENTH, row="errors"), charge(2, 9, TENTH, row="labels")]
-    assert ledger.price(step) == Price(
+    assert ledger.added(step) == Added(
         Total.of([ZCDP(Fraction(1, 8)), TENTH]),
         Total.of([ZCDP(Fraction(8)), Pure(Fraction(2, 10)), Pure(Fraction(8, 10))]),
         10,
@@ -91,7 +91,7 @@ def test_parts_of_one_check_in_cost_each_sample_only_what_used_it(ledger):
     assert ledger.sample_total(0) == Total.of([TENTH])
     assert ledger.sample_total(9) == Total.of([ZCDP(Fraction(1, 8)), TENTH])
     assert ledger.dearest_sample(DELTA) == (2, Total.of([ZCDP(Fraction(1, 8)), TENTH]))
-    assert ledger.price(step).samples == 0
+    assert ledger.added(step).samples == 0
     assert [charge.mechanism for charge in ledger.charges()] == ["labels", "errors", "gradient"]
 
 
@@ -406,11 +406,12 @@ def test_a_check_in_stays_cheap_after_a_hundred_thousand_charges(tmp_path):
         ledger.charge(TASK, fresh, [PLENTY])
         ledger.charge(TASK, fresh, [PLENTY])
         assert ledger.dearest_sample(DELTA)[1].pure == Fraction(2, 10)
-        begin = process_time()
+        thousands: list[None] = []  # of SQLite's steps: one look at all charges takes some hundred of them
+        ledger._connection.set_progress_handler(lambda: thousands.append(None), 1000)
         for first in range(1000, 1100):
             ledger.charge(TASK, [charge(first, first + 30)], [PLENTY])
             assert ledger.dearest_sample(DELTA)[1].pure == Fraction(2 + min(first - 999, 31), 10)
-        assert process_time() - begin < 10.0  # of the processor: a tenth of a second each, and a tenth of that is usual
+        assert 0 < len(thousands) < 3000
         assert ledger.device_total().pure == 200_000 + 310
         assert ledger.samples_given() == 1_000_000
 
@@ -461,7 +462,7 @@ def test_a_sample_waits_until_a_step_gives_it_and_its_source_is_never_read_twice
         assert [(sample.serial, sample.body) for sample in ledger.waiting(TASK)] == [(0, b"a"), (1, b"b")]
         ledger.charge(TASK, [charge(0, 0)], [PLENTY], given=[0])
         assert [sample.serial for sample in ledger.waiting(TASK)] == [1]
-        assert ledger.taken("file") == 2
+        assert ledger.sources() == {"file": 2}
         with pytest.raises(LedgerError, match="read twice"):
             ledger.keep(TASK, [b"c"], source="file", taken=1)
         assert ledger.next_serial() == 2
@@ -552,14 +553,14 @@ def test_a_step_that_is_refused_is_not_remembered(tmp_path):
         before = asked(ledger)
         with pytest.raises(LedgerError, match="written before"):
             ledger.charge(TASK, [charge(5, 9)], [PLENTY], outbox={0: b"other"}, take=range(5, 10), source="s", taken=5)
-        assert (asked(ledger), ledger.taken("s")) == (before, 0)
+        assert (asked(ledger), ledger.sources()) == (before, {})
 
 
 def test_the_step_that_charges_takes_its_serials_and_notes_the_place_in_its_source(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.charge(TASK, [charge(0, 4)], [PLENTY], take=range(5), source="rows", taken=5)
         ledger.charge(TASK, [charge(5, 9)], [PLENTY], take=range(5, 10), source="rows", taken=10)
-        assert (ledger.next_serial(), ledger.taken("rows"), ledger.samples_given()) == (10, 10, 10)
+        assert (ledger.next_serial(), ledger.sources(), ledger.samples_given()) == (10, {"rows": 10}, 10)
         with pytest.raises(LedgerError, match="next to be handed out"):
             ledger.charge(TASK, [charge(10, 15)], [PLENTY], take=range(10, 15))
         with pytest.raises(LedgerError, match="10 is the next"):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total
-from crowdml.storage.spans import covered, dearest, front, stretches, undominated
+from crowdml.storage.spans import _stretches, _Sums, covered, dearest, front, undominated
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair)))
 TOTALS = st.sampled_from(
@@ -38,7 +38,8 @@ def test_stretches_carry_the_total_of_every_serial_and_the_dearest_is_among_them
     by_serial = {
         serial: Total.of(total for first, last, total in priced if first <= serial <= last) for serial in range(61)
     }
-    found = list(stretches(priced))
+    sums = _Sums()
+    found = [(serial, sums.totals[number]) for serial, number in _stretches(priced, sums)]
     assert all(by_serial[serial] == total for serial, total in found)
     assert {total for _, total in found} | {Total()} == set(by_serial.values()) | {Total()}
     top = dearest(front(priced), lambda total: total.epsilon(1e-6))

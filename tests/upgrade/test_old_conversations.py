@@ -13,8 +13,9 @@ from old_data import FACTS, TASKS, Exchange, Old, PassingClock, answering, conve
 
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
-from crowdml.device.folder import Folder, offer
+from crowdml.device.folder import Folder, consent_to
 from crowdml.device.joining import choose_task, fetch_task, list_tasks
+from crowdml.price import Price
 
 SAID = conversations()
 
@@ -65,7 +66,7 @@ def test_todays_device_joins_by_the_answers_of_version_0_1(old: Old):
             client = Client(address)
             chosen = choose_task(await list_tasks(client), "activity")
             task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
-            home.accept(task, offer(task, protocol))
+            home.accept(task, consent_to(Price.of(protocol, task)))
             await Fleet(home, client, task, protocol).enrol(FACTS["code"], None)
             await client.close()
 

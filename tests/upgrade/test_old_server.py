@@ -173,13 +173,7 @@ def test_old_charged_rows_stay_charged_when_they_are_attached_again(old: Old):
         assert detach(store, task.hash)
         with pytest.raises(CrowdmlError, match="charged"):
             keep_rows(store, task, samples, Terms("public.csv", None, None, 1), utc_now())
-        again = keep_rows(
-            store,
-            task,
-            samples,
-            Terms("again.csv", Fraction(1, 2), Fraction(3), 1),
-            utc_now(),
-        )
+        again = keep_rows(store, task, samples, Terms("again.csv", Fraction(1, 2), Fraction(3), 1), utc_now())
         assert (again.spent, again.left) == (1, 4)
 
 

@@ -19,19 +19,20 @@ import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.messages import KINDS, SERVER, Envelope, encode
+from crowdml.price import Price
 from crowdml.privacy.door import Door
 from crowdml.privacy.losses import Total
 from crowdml.privacy.mechanisms import GridGaussian, GridLaplace
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import RECEIVED, Private, Release, Rows
-from crowdml.protocol import Context, Send, quote
+from crowdml.protocol import Context, Send
 from crowdml.protocols import sgd
 from crowdml.protocols.proportions import Proportions
 from crowdml.secagg import device as masker
 from crowdml.secagg import server as summer
 from crowdml.secagg.messages import encode as pack_secagg
 from crowdml.secagg.messages import open_message
-from crowdml.secagg.terms import Field as MaskedField
+from crowdml.secagg.terms import RingField as MaskedField
 from crowdml.secagg.terms import Terms
 from crowdml.task import Task, parse
 from crowdml.wire.envelopes import LARGEST_BODY, LARGEST_ENVELOPE, open_signed, pack_envelope, sign
@@ -115,7 +116,7 @@ def contribution(name: str, weights: str) -> tuple[Any, sgd.Gradient]:
     door = Door(sgd.mechanisms(task), Silence())
     params = sgd.Params(WEIGHTS[weights][name], 7)
     context = Context(DEVICE.id, SERVER, release=door.release)
-    (send,) = sgd.contribute(task, Private(batch, Rows(0, len(batch))), params, context).effects
+    (send,) = sgd.device.on[sgd.Params](task, Private(batch, Rows(0, len(batch))), params, context).effects
     assert isinstance(send, Send)
     return params, send.message
 
@@ -152,8 +153,8 @@ def keys() -> Any:
 def statement(name: str, check_ins: int) -> Statement:
     """A device's totals after so many check-ins of one task, each sample used once."""
     task = TASKS[name]
-    dearest = quote(sgd.protocol, task).sample() if check_ins else Total()
-    device = quote(sgd.protocol, task).device.scaled(check_ins)
+    dearest = Price.of(sgd.protocol, task).sample() if check_ins else Total()
+    device = Price.of(sgd.protocol, task).device(check_ins)
     return Statement.of(device, check_ins * sgd.protocol.batch(task), dearest)
 
 
@@ -432,7 +433,7 @@ def protocol_sgd() -> Any:
         fixed = sgd.plan(task)
         gradient = fixed.table["gradient"]
         assert isinstance(gradient, GridGaussian | GridLaplace)
-        expected = sgd.expected(task)["sgd/gradient/1"]
+        expected = sgd.protocol.expected(task)["sgd/gradient/1"]
         rows: dict[str, Any] = {}
         for row, mechanism in fixed.table.items():
             noise = (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from crowdml.errors import DataError, GuaranteeError
 from crowdml.messages import Envelope
+from crowdml.price import Price
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total, Unbounded, parse_loss
-from crowdml.protocol import quote
 from crowdml.protocols import find, settled
 from crowdml.task import find_task, shipped
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, pack_envelope, sign
@@ -360,8 +360,8 @@ def test_a_device_that_gave_to_every_shipped_task_a_million_times_has_a_statemen
     device, dearest = Total(), Total()
     for name in shipped():
         task = settled(find_task(name))
-        priced = quote(find(task), task)
-        device, dearest = device + priced.device.scaled(1_000_000), dearest + priced.sample()
+        priced = Price.of(find(task), task)
+        device, dearest = device + priced.device(1_000_000), dearest + priced.sample()
     statement = Statement.of(device, 10**9, dearest)
     assert 2 * len(pack(statement.plain())) < LARGEST_STATEMENT < 16_384
     assert open_signed(sign(ENVELOPE, statement, KEY)).statement == statement

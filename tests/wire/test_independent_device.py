@@ -19,6 +19,7 @@ import msgpack
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tasks import SGD, toml
 
 from crowdml.wire.problems import Problem
 
@@ -26,24 +27,12 @@ pytest.importorskip("uvicorn")
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "examples" / "independent_client.py"
 
-TASK = """
-name = "three-heaps"
-[features]
-dimension = 4
-norm = { kind = "l2", bound = 1.0 }
-[labels]
-classes = ["a", "b", "c"]
-[model]
-kind = "softmax"
-[protocol]
-kind = "sgd"
-batch = 50
-step = { c = 8.0 }
-[privacy]
-mechanism = "discrete-gaussian"
-epsilon = { gradient = 4.0, errors = 0.5, labels = 0.5 }
-budget = { epsilon = 5.0, samples = 300 }
-"""
+TASK = toml(
+    SGD,
+    name="three-heaps",
+    protocol={"batch": 50, "step": {"c": 8.0}},
+    privacy={"epsilon": {"gradient": 4.0, "errors": 0.5, "labels": 0.5}, "budget": {"epsilon": 5.0, "samples": 300}},
+)
 SERVE = """
 import asyncio, json, sys
 from pathlib import Path

@@ -13,7 +13,7 @@ from make_vectors import SPEC
 from crowdml.secagg import server
 from crowdml.secagg.messages import KINDS, open_message
 from crowdml.secagg.messages import encode as pack_secagg
-from crowdml.secagg.terms import Field, Terms
+from crowdml.secagg.terms import RingField, Terms
 from crowdml.wire.problems import Problem
 from crowdml.wire.rounds import PHASES, RoundView, open_view, publication_hash
 
@@ -65,7 +65,7 @@ def test_keys_in_another_order_and_bytes_after_the_end_are_refused():
 
 
 def test_the_vectors_of_a_round_lead_to_its_sum_and_every_message_has_one_encoding():
-    fields = tuple(Field(**each) for each in VECTORS["fields"])
+    fields = tuple(RingField(**each) for each in VECTORS["fields"])
     named = {name: VECTORS[name] for name in ("smallest", "largest", "survivors", "colluders")}
     terms = Terms(bytes.fromhex(VECTORS["task"]), fields, **named)
     state = server.begin(VECTORS["round"])

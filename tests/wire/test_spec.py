@@ -73,7 +73,7 @@ def test_messages_of_the_vectors_are_decoded_as_their_task_expects():
     for row in vectors("messages"):
         if row["kind"] == "sgd/gradient/1":
             body = bytes.fromhex(row["body"])
-            got = decode_message(row["kind"], body, sgd.expected(TASKS[row["task"]]))
+            got = decode_message(row["kind"], body, sgd.protocol.expected(TASKS[row["task"]]))
             assert encode(got) == body
             assert got.gradient.value.ravel().tolist() == row["fields"]["gradient"]["values"]
 
@@ -210,7 +210,7 @@ def test_the_range_of_an_entry_is_the_one_line_that_the_page_gives(name):
     task = TASKS[name]
     fixed = sgd.plan(task)
     b, h = fixed.settings.batch, fixed.settings.held_out
-    table, expected = sgd.mechanisms(task), sgd.expected(task)["sgd/gradient/1"]
+    table, expected = sgd.mechanisms(task), sgd.protocol.expected(task)["sgd/gradient/1"]
     most = {"errors": h or b, "labels": b}
     for row, mechanism in table.items():
         if row == "gradient":
@@ -243,12 +243,11 @@ def test_a_check_in_moves_the_weights_as_the_page_says():
     weights = state.weights
     for t in (1, 2):
         state = sgd.apply(task, state, said, Context(me=SERVER, sender="x")).state
-        rate = {"1/sqrt(t)": fixed.c / math.sqrt(t), "1/t": fixed.c / t, "constant": fixed.c}[
-            fixed.settings.step.schedule
-        ]
+        c, radius = float(fixed.settings.step.c), float(fixed.settings.radius)
+        rate = {"1/sqrt(t)": c / math.sqrt(t), "1/t": c / t, "constant": c}[fixed.settings.step.schedule]
         weights = weights - rate * (float(fixed.grid.step) * sums / (b - h) + float(task.model.get("l2", 0)) * weights)
         size = math.sqrt(float((weights**2).sum()))
-        weights = weights * min(1.0, fixed.radius / size) if size else weights
+        weights = weights * min(1.0, radius / size) if size else weights
         np.testing.assert_allclose(state.weights, weights, rtol=1e-5)
 
 

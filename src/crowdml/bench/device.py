@@ -15,13 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from crowdml.bench.timing import bound
+from crowdml.bench.timing import bound, spread_row, started
 
 IMPORTS, CHECK_INS, TURNS = 9, 60, 5
 RUNTIME = "crowdml.device.fleet, crowdml.device.sources, crowdml.device.joining"
@@ -39,13 +38,15 @@ def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     progress("check-ins")
     per_check_in, memory = _check_ins(progress)
     rows = [
-        _row("import beyond NumPy, on the clock", walls, "s"),
-        _row("import beyond NumPy, CPU", cpus, "s"),
-        _row("installed beyond NumPy", [sum(sizes.values()) / MEGABYTE], "MB", sizes=sizes),
-        _row("CPU of a check-in, softmax 50x10", per_check_in, "ms"),
-        _row("memory of a device at work", [memory / 2**20], "MiB"),
-        _row("forbidden modules imported", [len(found)], "modules", note=", ".join(found) or None),
+        spread_row("import beyond NumPy, on the clock", walls, "s"),
+        spread_row("import beyond NumPy, CPU", cpus, "s"),
+        spread_row("installed beyond NumPy", [sum(sizes.values()) / MEGABYTE], "MB", sizes=sizes),
+        spread_row("CPU of a check-in, softmax 50x10", per_check_in, "ms"),
+        spread_row("memory of a device at work", [memory / 2**20], "MiB"),
+        spread_row("forbidden modules imported", [len(found)], "modules"),
     ]
+    if found:
+        rows[-1]["note"] = ", ".join(found)
     goals = [
         bound("import", "import beyond NumPy", statistics.median(cpus), "s", 0.1),
         bound("install", "installed beyond NumPy", sum(sizes.values()) / MEGABYTE, "MB", 30),
@@ -53,17 +54,6 @@ def measure(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         bound("modules", "forbidden modules imported", len(found), "modules", 0),
     ]
     return {"id": "bench/device", "rows": rows, "ratios": goals}
-
-
-def _row(name: str, values: list[float] | list[int], unit: str, **more: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": statistics.median(values),
-        "unit": unit,
-        "low": min(values),
-        "high": max(values),
-        **{key: value for key, value in more.items() if value is not None},
-    }
 
 
 # --- import ---
@@ -149,8 +139,11 @@ def _is_wanted(requirement: str) -> bool:
 
 def _check_ins(progress: Callable[[str], None]) -> tuple[list[float], int]:
     """Milliseconds of CPU a check-in, in each turn, and the most memory that this process had."""
-    with tempfile.TemporaryDirectory(prefix="crowdml-bench-") as place, _stand_in(Path(place)) as port:
-        found = asyncio.run(_live(Path(place), port, progress))
+    with (
+        tempfile.TemporaryDirectory(prefix="crowdml-bench-") as place,
+        started([sys.executable, "-m", __name__, place]) as (_, said),
+    ):
+        found = asyncio.run(_live(Path(place), int(said.readline()), progress))
     return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -159,13 +152,14 @@ async def _live(place: Path, port: int, progress: Callable[[str], None]) -> list
 
     from crowdml.device.client import Client
     from crowdml.device.fleet import Fleet
-    from crowdml.device.folder import Folder, Server, offer
+    from crowdml.device.folder import Folder, Server, consent_to
     from crowdml.device.sources import DealtSource, Sample
+    from crowdml.price import Price
 
     task, protocol = _task()
     home, batch = Folder(place / "device"), protocol.batch(task)
     home.make()
-    home.accept(task, offer(task, protocol))
+    home.accept(task, consent_to(Price.of(protocol, task)))
     home.key()
     home.ledger().close()
     home.pin(Server(f"http://127.0.0.1:{port}", (place / "public").read_text()))
@@ -189,26 +183,12 @@ async def _live(place: Path, port: int, progress: Callable[[str], None]) -> list
 
 
 def _task() -> Any:
-    from importlib import resources
-
     from crowdml.protocols import find, settled
-    from crowdml.task import parse
+    from crowdml.task import parse, shipped_text
 
-    text = resources.files("crowdml.tasks").joinpath("mnist.toml").read_text(encoding="utf-8")
-    task = settled(parse(text.replace("samples = 60", "samples = 1000000")))  # so that a device may go on
+    text = shipped_text("mnist").replace("samples = 60", "samples = 1000000")  # so that a device may go on
+    task = settled(parse(text))
     return task, find(task)
-
-
-@contextmanager
-def _stand_in(place: Path) -> Generator[int]:
-    process = subprocess.Popen([sys.executable, "-m", __name__, str(place)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
 
 
 async def _serve(place: Path) -> None:

@@ -19,19 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from crowdml.bench import hand_written, rounds, sim
-from crowdml.bench.timing import Rate, in_turns, ratio
+from crowdml.bench.timing import Rate, in_turns, ratio, sheet
 from crowdml.datasets.populations import Population, iid
 from crowdml.models.mlp import Mlp
 from crowdml.protocols.sgd import plan
-from crowdml.sim import cohorts, compiled
-from crowdml.sim.crowd import Holding
-from crowdml.sim.schedule import lay_out
+from crowdml.sim import compiled
+from crowdml.sim.layout import Holding, lay_out, meet
 from crowdml.sim.world import Delay, World
 from crowdml.task import Task, parse
 
 HELD, DIMENSION, CLASSES = 60, sim.DIMENSION, sim.CLASSES
 SCHEDULES = 16
-"""Of the trials: each is run with many seeds of noise."""
+"""How many schedules there are: each runs with many seeds of noise."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,9 @@ def crowd(sizes: Sizes) -> Timed:
     pieces: dict[str, Callable[[], Any]] = {}
     for (name, limit), cohort in zip(by_hand.items(), (count, count // sizes.cohorts), strict=True):
         task = work(cohort)
-        laid = cohorts.lay_out(task, holding, 1)
+        laid = meet(task, holding, 1)
         pieces[f"by hand, {name}"] = limit
-        pieces[f"ours, {name}"] = partial(cohorts.run, task, holding, [1], plans=[laid], workers=1)
+        pieces[f"ours, {name}"] = partial(compiled.run, task, holding, [laid], [1])
     return pieces, dict.fromkeys(pieces, count)
 
 
@@ -186,40 +185,31 @@ def networks(sizes: Sizes) -> Timed:
     shape = (count, rounds.STEPS, rounds.BATCH)
     fed = holding.placed[0].reshape(*shape, DIMENSION), holding.placed[1].reshape(shape)
     by_hand = hand_written.rounds_side_by_side((DIMENSION, *rounds.HIDDEN, CLASSES), rounds.RATE, sizes.rounds)
-    pieces: dict[str, Callable[[], Any]] = {
-        "by hand, networks": lambda: jax.block_until_ready(by_hand(first, *fed)),
-    }
+    pieces: dict[str, Callable[[], Any]] = {"by hand, networks": lambda: jax.block_until_ready(by_hand(first, *fed))}
     for kind in rounds.KINDS:
         task = rounds.work(kind, cohort=count)
-        laid = cohorts.lay_out(task, holding, 1, rounds=sizes.rounds)
-        pieces[f"ours, networks, {kind}"] = partial(cohorts.run, task, holding, [1], plans=[laid], workers=1)
+        laid = meet(task, holding, 1, rounds=sizes.rounds)
+        pieces[f"ours, networks, {kind}"] = partial(compiled.run, task, holding, [laid], [1])
     return pieces, dict.fromkeys(pieces, count * sizes.rounds)
 
 
 def plot(result: dict[str, Any], path: str | Path) -> None:
     """How near ours comes to what was written by hand, piece by piece, and to the goals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows, ratios = {row["name"]: row for row in result["rows"]}, result["ratios"]
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.7 * len(ratios)), layout="constrained")
-    places = range(len(ratios), 0, -1)
-    reach = np.array([[r["value"] - r["low"] for r in ratios], [r["high"] - r["value"] for r in ratios]])
-    axes.barh(places, [r["value"] for r in ratios], xerr=reach, color="#2a6f97", height=0.6, capsize=3)
-    axes.set_yticks(list(places), [r["name"].partition(" / ")[0].removeprefix("ours, ") for r in ratios])
-    for place, each in zip(places, ratios, strict=True):
-        ours, limit = (rows[name]["value"] for name in each["name"].split(" / "))
-        text = f"{_short(ours)} of {_short(limit)} updates a second"
-        axes.annotate(text, (0.02, place), va="center", color="white")
-        if each["goal"] is not None:
-            axes.plot([each["goal"]] * 2, [place - 0.42, place + 0.42], color="#D55E00", linewidth=2)
-    axes.axvline(1, color="#222222", linewidth=1)
-    axes.set(xlim=(0, max(1.1, *(r["high"] + 0.05 for r in ratios))), xlabel="ours / by hand; orange: the goal")
-    axes.set_title(f"Simulated crowds on {result['device']}")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with sheet(path, figsize=(9, 1.2 + 0.7 * len(ratios))) as axes:
+        places = range(len(ratios), 0, -1)
+        reach = np.array([[r["value"] - r["low"] for r in ratios], [r["high"] - r["value"] for r in ratios]])
+        axes.barh(places, [r["value"] for r in ratios], xerr=reach, color="#2a6f97", height=0.6, capsize=3)
+        axes.set_yticks(list(places), [r["name"].partition(" / ")[0].removeprefix("ours, ") for r in ratios])
+        for place, each in zip(places, ratios, strict=True):
+            ours, limit = (rows[name]["value"] for name in each["name"].split(" / "))
+            text = f"{_short(ours)} of {_short(limit)} updates a second"
+            axes.annotate(text, (0.02, place), va="center", color="white")
+            if each["goal"] is not None:
+                axes.plot([each["goal"]] * 2, [place - 0.42, place + 0.42], color="#D55E00", linewidth=2)
+        axes.axvline(1, color="#222222", linewidth=1)
+        axes.set(xlim=(0, max(1.1, *(r["high"] + 0.05 for r in ratios))), xlabel="ours / by hand; orange: the goal")
+        axes.set_title(f"Simulated crowds on {result['device']}")
 
 
 def _short(rate: float) -> str:

@@ -23,10 +23,20 @@ GRID = 2048.0
 """Steps of the grid in 1."""
 
 
-def scan(ring: int, c: float, radius: float, scale: float | None, classes: int = 10, unroll: int = 2) -> Any:
+def scan(
+    ring: int,
+    c: float,
+    radius: float,
+    scale: float | None,
+    classes: int = 10,
+    unroll: int = 2,
+    clip: float | None = None,
+) -> Any:
     """A jitted function of x [N, b, d], y [N, b], version [N] -> weights [d, classes], errors, label counts [classes].
 
-    `ring` is a power of two above the largest staleness; `scale`, in grid steps, is that of the gradient's noise.
+    `ring` is a power of two above the largest staleness; `scale`, in grid steps, is that of the gradient's noise. With
+    `clip`, in grid steps, each sample's gradient is clipped in the l1 norm and truncated before they are added up: the
+    norm of an outer product is the product of two norms.
     """
 
     def step(carry: Any, feed: Any) -> Any:
@@ -37,7 +47,14 @@ def scan(ring: int, c: float, radius: float, scale: float | None, classes: int =
         scores = read @ x.T  # [classes, b]
         odds = jnp.exp(scores - scores.max(0))
         hot = jnp.arange(classes)[:, None] == y
-        gradient = (odds / odds.sum(0) - hot) @ x if batch > 1 else (odds / odds.sum(0) - hot) * x
+        slope = odds / odds.sum(0) - hot  # [classes, b]
+        if clip is not None:
+            lengths = abs(x).sum(1) * abs(slope).sum(0) * GRID
+            scaled = slope * (GRID * jnp.minimum(1.0, clip / lengths))
+            steps = (scaled[:, :, None] * x).astype(jnp.int32).sum(1)
+            gradient = steps.astype(jnp.float32) * (1 / GRID)
+        else:
+            gradient = slope @ x if batch > 1 else slope * x
         wrong = (scores.argmax(0) != y).sum(dtype=jnp.int32)
         counts = hot.sum(1, dtype=jnp.int32)
         if scale is not None:
@@ -101,7 +118,7 @@ COEFFICIENTS = _fit()
 
 
 def numpy_loop(x: Any, y: Any, version: Any, *, ring: int, c: float, radius: float, scale: float | None) -> Any:
-    """The same work at b = 1 in plain NumPy, a Python loop: x [N, 1, d], y [N, 1], version [N] -> as `scan`."""
+    """A hand-written loop at b = 1 in plain NumPy, a Python loop: x [N, 1, d], y [N, 1], version [N] -> as `scan`."""
     rng = np.random.default_rng(0)
     classes, (count, _, features) = 10, x.shape
     offered = np.zeros((ring, features, classes), np.float32)

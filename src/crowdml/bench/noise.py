@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.bench.timing import bound, in_turns
+from crowdml.bench.timing import bound, in_turns, plain_row
 from crowdml.privacy import noise
 from crowdml.privacy.noise import SystemSource
 
@@ -38,7 +38,8 @@ def measure(progress: Callable[[str], None], repeats: int = 9, count: int = COUN
             noise.forget_tables()
             began = time.perf_counter()
             draw()
-            rows.append(_row(f"ours, {law} at {size}: table and first draw", 1e3 * (time.perf_counter() - began)))
+            taken = 1e3 * (time.perf_counter() - began)
+            rows.append(plain_row(f"ours, {law} at {size}: table and first draw", taken, "ms"))
             work[f"ours, {law} at {size}"] = draw
     rng = np.random.default_rng(0)
     work["NumPy float Laplace, seeded, not private"] = partial(rng.laplace, 0.0, 1000.0, count)
@@ -60,43 +61,32 @@ def measure(progress: Callable[[str], None], repeats: int = 9, count: int = COUN
     worst = dict.fromkeys(("laplace", "gaussian", "skellam"), 0.0)
     for name, rate in timed.items():
         clock, cpu = sorted(rate.walls), sorted(rate.cpus)
-        row = _row(name, 1e3 * clock[len(clock) // 2], 1e3 * clock[0], 1e3 * clock[-1])
+        row = plain_row(name, 1e3 * clock[len(clock) // 2], "ms", 1e3 * clock[0], 1e3 * clock[-1])
         row["cpu_ms"] = 1e3 * cpu[len(cpu) // 2]
         rows.append(row)
         for law in worst:
             if name.startswith(f"ours, {law} "):
                 worst[law] = max(worst[law], row["cpu_ms"])
-    rows += [_row(name, None) | {"note": note} for name, note in notes.items()]
+    rows += [plain_row(name, None, "ms") | {"note": note} for name, note in notes.items()]
     return {
         "id": "bench/noise",
         "work": f"{count} values of exact noise, entropy from the operating system; median of {repeats}",
         "rows": rows,
         "ratios": [
-            bound(
-                law,
-                f"{count} values, {law}, slowest size, CPU time",
-                value,
-                "ms",
-                GOAL_MS,
-            )
+            bound(law, f"{count} values, {law}, slowest size, CPU time", value, "ms", GOAL_MS)
             for law, value in worst.items()
         ],
     }
-
-
-def _row(name: str, value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": "ms", "low": low, "high": high}
 
 
 def _opendp(law: str, size: int, count: int) -> Callable[[], Any]:
     dp: Any = import_module("opendp.prelude")
 
     dp.enable_features("contrib")
+    domain = dp.vector_domain(dp.atom_domain(T="i32"))
     if law == "laplace":
-        space = dp.vector_domain(dp.atom_domain(T="i32")), dp.l1_distance(T="i32")
-        draw = dp.m.make_laplace(*space, scale=float(size))
+        draw = dp.m.make_laplace(domain, dp.l1_distance(T="i32"), scale=float(size))
     else:
-        space = dp.vector_domain(dp.atom_domain(T="i32")), dp.l2_distance(T="f64")
-        draw = dp.m.make_gaussian(*space, scale=float(size))
+        draw = dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=float(size))
     zeros = [0] * count
     return lambda: draw(zeros)

@@ -21,13 +21,16 @@ from typing import Any
 
 import numpy as np
 
-SCRIPTS = Path(__file__).parent / "peer_scripts"
+from crowdml.bench.timing import plain_row
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"
+"""In a checkout: the package itself ships no script for a framework of others."""
 FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A framework: its script here, the module that says whether it is installed, and how long it may take."""
+    """A framework: its script in benchmarks/peers, the module that shows it is installed, and how long it may take."""
 
     name: str
     module: str
@@ -70,24 +73,28 @@ def measure(progress: Callable[[str], None], x: Any, y: Any, devices: int, peers
 
 
 def _row(peer: Peer, data: Path, folder: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": f"{peer.name}, rounds of 10",
-        "value": None,
-        "unit": "updates/s",
-        "low": None,
-        "high": None,
-    }
+    name, unit = f"{peer.name}, rounds of 10", "updates/s"
+    found = ask(peer, (str(data), *peer.arguments), folder)
+    if isinstance(found, str):
+        return plain_row(name, None, unit) | {"note": found}
+    rates = sorted(found["rates"])
+    note = f"{found['version']}; first round after {found['start']:.1f} s; accuracy {found['accuracy']:.2f}"
+    return plain_row(name, rates[len(rates) // 2], unit, rates[0], rates[-1]) | {"note": note}
+
+
+def ask(peer: Peer, arguments: tuple[str, ...], folder: Path) -> dict[str, Any] | str:
+    """What the peer's script says, as JSON in its last line; a note that says why, where there is no such line."""
     try:
         missing = subprocess.run(
             [peer.python, "-c", FIND, peer.module], check=False, capture_output=True, timeout=60
         ).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
-        return row | {"note": f"{peer.variable} names an interpreter that does not run: {error}"}
+        return f"{peer.variable} names an interpreter that does not run: {error}"
     if missing:
-        return row | {
-            "note": f"not installed; install {peer.module!r}, or name an interpreter that has it in {peer.variable}"
-        }
-    command = [peer.python, str(SCRIPTS / peer.script), str(data), *peer.arguments]
+        return f"not installed; install {peer.module!r}, or name an interpreter that has it in {peer.variable}"
+    if not (SCRIPTS / peer.script).exists():
+        return "its script is in benchmarks/peers of the repository; run the benchmark in a checkout"
+    command = [peer.python, str(SCRIPTS / peer.script), *arguments]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1",
              "FLWR_HOME": str(folder / "flwr"), "RAY_TMPDIR": str(folder), "JAX_PLATFORMS": "cpu"}  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | quiet
@@ -100,21 +107,14 @@ def _row(peer: Peer, data: Path, folder: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             _end(process.pid)
             process.communicate()
-            return row | {"note": f"stopped after {peer.seconds:g} s without a result"}
+            return f"stopped after {peer.seconds:g} s without a result"
         finally:
             _end(process.pid)
     try:
-        found = json.loads(said.strip().rsplit("\n", 1)[-1])
-        rates = sorted(float(rate) for rate in found["rates"])
-    except (ValueError, KeyError, TypeError):
+        return dict(json.loads(said.strip().rsplit("\n", 1)[-1]))
+    except (ValueError, TypeError):
         last = (complained.strip() or "no output").rsplit("\n", 1)[-1]
-        return row | {"note": f"exit code {process.returncode}: {last[:200]}"}
-    return row | {
-        "value": rates[len(rates) // 2],
-        "low": rates[0],
-        "high": rates[-1],
-        "note": f"{found['version']}; first round after {found['start']:.1f} s; accuracy {found['accuracy']:.2f}",
-    }
+        return f"exit code {process.returncode}: {last[:200]}"
 
 
 def _end(group: int) -> None:

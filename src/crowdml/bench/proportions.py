@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.bench.timing import Rate, bound, in_turns
+from crowdml.bench.timing import Rate, bound, in_turns, plain_row
 from crowdml.datasets import Readings, made_up_city
 from crowdml.models import clusters
 from crowdml.protocols import find
-from crowdml.sim import peers
+from crowdml.sim import cities
 from crowdml.task import Task, parse
 
 WIDTH, BATCH, CLUSTERS, PEERS, RESTARTS, EPSILON = 5, 32, 16, 3, 10, 1.0
@@ -59,20 +59,17 @@ def measure(progress: Callable[[str], None], repeats: int = 9, sizes: Sequence[i
     progress("one device")
     work_of = _device()
     timed = in_turns(work_of, dict.fromkeys(work_of, 1.0), repeats)
-    rows = [_row(f"one device, {name}", rate) for name, rate in timed.items()]
+    rows = [
+        plain_row(f"one device, {name}", _cpu(rate), "s of CPU", min(rate.cpus), max(rate.cpus))
+        for name, rate in timed.items()
+    ]
     points: list[dict[str, Any]] = []
     workers = min(2, os.cpu_count() or 1)
     for places in sizes:
         progress(f"a city of {places:,} devices")
         points.append(_city(places, workers))
     rows += [
-        {
-            "name": f"a city of {point['devices']:,}: {name}",
-            "value": point[key],
-            "unit": unit,
-            "low": None,
-            "high": None,
-        }
+        plain_row(f"a city of {point['devices']:,}: {name}", point[key], unit)
         for point in points
         for key, name, unit in (
             ("seconds", "all of it, on the clock", "s"),
@@ -108,7 +105,7 @@ def _device() -> dict[str, Callable[[], Any]]:
     readings = made_up_city(places=1 + PEERS, days=DAYS, learned_days=LEARNED_DAYS, seed=1)
     task = work(readings)
     protocol = find(task)
-    city = peers.exchange(task, readings.values[:, : WINDOWS + WIDTH], seed=1)
+    city = cities.exchange(task, readings.values[:, : WINDOWS + WIDTH], seed=1)
     state, kept = city.states[0], city.kept[0]
     x = kept.x.reshape(-1, WIDTH)
     columns = kept.numbers % state.batches.shape[1]
@@ -135,10 +132,10 @@ def _city(places: int, workers: int) -> dict[str, Any]:
     readings = made_up_city(places=places, days=DAYS, learned_days=LEARNED_DAYS, seed=1)
     task = work(readings)
     wall, began = time.perf_counter(), _spent()
-    city = peers.exchange(task, readings.values[:, : WINDOWS + WIDTH], seed=1)
+    city = cities.exchange(task, readings.values[:, : WINDOWS + WIDTH], seed=1)
     between = _spent()
-    voters = peers.learn(task, city.states, city.kept, seed=1, workers=workers)
-    right = peers.right(task, voters, readings.values[:, readings.learned :])
+    voters = cities.learn(task, city.states, city.kept, seed=1, workers=workers)
+    right = cities.right(task, voters, readings.values[:, readings.learned :])
     ended = _spent()
     return {
         "devices": places,
@@ -159,7 +156,3 @@ def _spent() -> float:
 
 def _cpu(rate: Rate) -> float:
     return 1 / rate.per_cpu_second
-
-
-def _row(name: str, rate: Rate) -> dict[str, Any]:
-    return {"name": name, "value": _cpu(rate), "unit": "s of CPU", "low": min(rate.cpus), "high": max(rate.cpus)}

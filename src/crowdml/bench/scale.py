@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import crowdml
-from crowdml.bench.timing import bound
+from crowdml.bench.timing import bound, sheet
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 BATCH = 20
@@ -69,8 +69,7 @@ def alone(devices: int) -> None:
     from crowdml.bench.sim import samples, work
     from crowdml.datasets.populations import drawn
     from crowdml.sim import compiled
-    from crowdml.sim.crowd import Holding
-    from crowdml.sim.schedule import lay_out
+    from crowdml.sim.layout import Holding, lay_out
     from crowdml.sim.world import Delay, World
 
     task = work("discrete-laplace", BATCH)
@@ -110,24 +109,17 @@ def _peak_mb() -> float:
 
 def plot(result: dict[str, Any], path: str | Path) -> None:
     """CPU time a check-in, and peak memory, over the number of devices."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     points = result["points"]
     devices = [point["devices"] for point in points]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for key, label, marker in (("schedule_us", "schedule", "s"), ("loop_us", "compiled loop", "o")):
-        left.plot(devices, [point[key] for point in points], marker=marker, label=label)
-    left.set(title="CPU time a check-in", ylabel="microseconds")
-    right.plot(devices, [point["peak_mb"] for point in points], marker="o", label="whole process")
-    right.plot(devices, [point["above_mb"] for point in points], marker="s", label="above a run of 1,000 check-ins")
-    right.set(title="Peak memory", ylabel="MB")
-    for axes in (left, right):
-        axes.set(xscale="log", xlabel="devices, one check-in of 20 samples each")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with sheet(path, ncols=2, figsize=(9, 3.6)) as (left, right):
+        for key, label, marker in (("schedule_us", "schedule", "s"), ("loop_us", "compiled loop", "o")):
+            left.plot(devices, [point[key] for point in points], marker=marker, label=label)
+        left.set(title="CPU time a check-in", ylabel="microseconds")
+        right.plot(devices, [point["peak_mb"] for point in points], marker="o", label="whole process")
+        right.plot(devices, [point["above_mb"] for point in points], marker="s", label="above a run of 1,000 check-ins")
+        right.set(title="Peak memory", ylabel="MB")
+        for axes in (left, right):
+            axes.set(xscale="log", xlabel="devices, one check-in of 20 samples each")
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False)

@@ -6,9 +6,7 @@ Everything is one thread, and the goals are held against its CPU time; the clock
 from __future__ import annotations
 
 import gc
-import json
-import os
-import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
@@ -17,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.bench.peers import FIND, SCRIPTS, Peer
-from crowdml.bench.timing import Rate, bound, in_turns
+from crowdml.bench.peers import Peer, ask
+from crowdml.bench.timing import Rate, bound, in_turns, plain_row, sheet
 from crowdml.privacy.noise import SystemSource
 from crowdml.secagg import device, masks, server
 from crowdml.secagg.device import DeviceRound
 from crowdml.secagg.masks import Binding
 from crowdml.secagg.messages import encode, open_message
 from crowdml.secagg.server import ServerRound
-from crowdml.secagg.terms import Field, Terms
+from crowdml.secagg.terms import RingField, Terms
 from crowdml.wire.keys import Key
 
 TASK = bytes(32)
@@ -43,7 +41,7 @@ def measure(
     large: int = 1000,
     with_peers: bool = True,
 ) -> dict[str, Any]:
-    field = Field("v", length, 32, bound=1000, slack=10_000)
+    field = RingField("v", length, 32, bound=1000, slack=10_000)
     small_terms = Terms(TASK, (field,), cohort, cohort, survivors=cohort * 7 // 10, colluders=cohort // 20)
     large_terms = Terms(TASK, (field,), large, large, survivors=large * 4 // 5, colluders=large // 20)
     values = np.random.default_rng(0).integers(-1000, 1001, length)
@@ -73,14 +71,17 @@ def measure(
         values_of[key] = Rate(1.0, *played.repeat_server(max(1, repeats // 2)))
         rows += [
             _row(f"server: {dropout} of {cohort} missing", values_of[key], 1.0, "s"),
-            *(_plain(f"{name} ({dropout} missing)", 1e3 * seconds, "ms") for name, seconds in played.seconds.items()),
+            *(
+                plain_row(f"{name} ({dropout} missing)", 1e3 * seconds, "ms")
+                for name, seconds in played.seconds.items()
+            ),
         ]
-        said = said or played.bytes_said
+        said = said or {kind: max(map(len, messages.values())) for kind, messages in played.heard.items()}
     shares = said.pop("secagg/shares/1") + said.pop("secagg/reveal/1")
     rows += [
-        _plain("sent by a device, but shares", sum(said.values()), "bytes"),
-        _plain("sent by a device in shares", shares, "bytes"),
-        _plain("the vector", field.size, "bytes"),
+        plain_row("sent by a device, but shares", sum(said.values()), "bytes"),
+        plain_row("sent by a device in shares", shares, "bytes"),
+        plain_row("the vector", field.size, "bytes"),
     ]
     points = _points(progress, length)
     if with_peers:
@@ -130,10 +131,6 @@ class Round:
         self.heard: dict[str, dict[str, bytes]] = {}
         self.before: ServerRound = self.server
 
-    @property
-    def bytes_said(self) -> dict[str, int]:
-        return {kind: max(map(len, messages.values())) for kind, messages in self.heard.items()}
-
     def run(self) -> None:
         count = len(self.keys)
         began = time.process_time()
@@ -141,9 +138,9 @@ class Round:
             self.devices[one] = device.advertise(self.terms, ROUND, key, after=0)
         self._took("device: fresh keys", began, count)
         self._phase("secagg/advert/1", self.keys, "server: hear adverts")
-        self._tell(self._share, "device: seal its shares")
+        self._tell(lambda state, _, said: device.share(self.terms, state, said), "device: seal its shares")
         self._phase("secagg/shares/1", self.keys, "server: hear shares")
-        self._tell(self._hold, "device: open shares")
+        self._tell(lambda state, _, said: device.hold(self.terms, state, said, PUBLICATION), "device: open shares")
         began = time.process_time()
         for one, state in self.devices.items():
             self.devices[one] = device.mask(self.terms, state, {"v": self.values})
@@ -151,9 +148,9 @@ class Round:
         self.before = self.server
         here = [one for one in self.keys if one not in self.gone]
         self._phase("secagg/masked/1", here, "server: fold")
-        self._tell(self._agree, "device: sign survivors")
+        self._tell(lambda state, key, said: device.agree(self.terms, state, key, said), "device: sign survivors")
         self._phase("secagg/agreement/1", here, "server: hear signatures")
-        self._tell(self._reveal, "device: verify, reveal")
+        self._tell(lambda state, _, said: device.reveal(self.terms, state, said), "device: verify, reveal")
         self._phase("secagg/reveal/1", here, "server: rebuild, unmask")
         found = server.sums(self.terms, self.server)["v"]
         if not (found == len(here) * self.values).all():
@@ -183,7 +180,7 @@ class Round:
         self.server = server.close(self.terms, self.server, PUBLICATION)
         self._took(name, began, 1)
 
-    def _tell(self, step: Callable[[str, Any], DeviceRound], name: str) -> None:
+    def _tell(self, step: Callable[[DeviceRound, Key, Any], DeviceRound], name: str) -> None:
         told: dict[str, bytes] = {}
         kind = ""
         for one in self.keys:
@@ -192,20 +189,8 @@ class Round:
                 kind, told[one] = message.kind, encode(message)
         began = time.process_time()
         for one, data in told.items():
-            self.devices[one] = step(one, open_message(kind, data))
+            self.devices[one] = step(self.devices[one], self.keys[one], open_message(kind, data))
         self._took(name, began, len(told))
-
-    def _share(self, one: str, message: Any) -> DeviceRound:
-        return device.share(self.terms, self.devices[one], message)
-
-    def _hold(self, one: str, message: Any) -> DeviceRound:
-        return device.hold(self.terms, self.devices[one], message, PUBLICATION)
-
-    def _agree(self, one: str, message: Any) -> DeviceRound:
-        return device.agree(self.terms, self.devices[one], self.keys[one], message)
-
-    def _reveal(self, one: str, message: Any) -> DeviceRound:
-        return device.reveal(self.terms, self.devices[one], message)
 
     def _took(self, name: str, began: float, count: int) -> None:
         self.seconds[name] = (time.process_time() - began) / count
@@ -217,7 +202,7 @@ def _points(progress: Callable[[str], None], length: int) -> list[dict[str, floa
     cohorts, lengths = (10, 30, 100, 300, 1000, 3000), tuple(length // by for by in (100, 10, 3, 1))
     for cohort, here in dict.fromkeys([*((cohort, length) for cohort in cohorts), *((100, here) for here in lengths)]):
         progress(f"masking {here:,} elements in a cohort of {cohort:,}")
-        field = Field("v", here, 32, bound=1000, slack=10_000)
+        field = RingField("v", here, 32, bound=1000, slack=10_000)
         terms = Terms(TASK, (field,), cohort, cohort, survivors=cohort * 4 // 5, colluders=cohort // 20)
         around = terms.plan(cohort).neighbours
         work = _masking(terms, np.zeros(here, np.int64), around)
@@ -229,68 +214,36 @@ def _points(progress: Callable[[str], None], length: int) -> list[dict[str, floa
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Milliseconds of masking over cohort size, and over length."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     longest = max(point["length"] for point in result["points"])
     sides = (
         ("cohort", [point for point in result["points"] if point["length"] == longest], f"{longest:,} elements"),
         ("length", [point for point in result["points"] if point["cohort"] == 100], "cohort of 100"),
     )
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
-    for axis, (name, chosen, title) in zip(axes, sides, strict=True):
-        points = sorted(chosen, key=lambda point, name=name: point[name])
-        axis.plot([point[name] for point in points], [point["device_ms"] for point in points], "o-")
-        axis.set(xlabel=name, ylabel="masking, CPU ms", title=title, xscale="log")
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with sheet(path, ncols=2, figsize=(9, 3.6)) as axes:
+        for axis, (name, chosen, title) in zip(axes, sides, strict=True):
+            points = sorted(chosen, key=lambda point, name=name: point[name])
+            axis.plot([point[name] for point in points], [point["device_ms"] for point in points], "o-")
+            axis.set(xlabel=name, ylabel="masking, CPU ms", title=title, xscale="log")
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.3)
 
 
 def _peer(length: int, cohort: int) -> list[dict[str, Any]]:
     """Flower's own functions on the same work, in an interpreter that has them; a note where there is none."""
     name = f"{PEER.name}: masks, {cohort - 1} neighbours"
-    try:
-        missing = subprocess.run([PEER.python, "-c", FIND, PEER.module], check=False, capture_output=True, timeout=60)
-        if missing.returncode:
-            return [
-                _plain(name, None, "ms") | {"note": f"not installed: {PEER.module} (or name one in {PEER.variable})"}
-            ]
-        done = subprocess.run(
-            [PEER.python, str(SCRIPTS / PEER.script), str(length), str(cohort)],
-            env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-            | {"FLWR_TELEMETRY_ENABLED": "0"},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PEER.seconds,
-        )
-        said = json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        complained = (getattr(error, "stderr", "") or str(error)).strip().rsplit("\n", 1)[-1]
-        return [_plain(name, None, "ms") | {"note": f"did not run: {complained[:200]}"}]
+    with tempfile.TemporaryDirectory(prefix="crowdml-peers-") as folder:
+        said = ask(PEER, (str(length), str(cohort)), Path(folder))
+    if isinstance(said, str):
+        return [plain_row(name, None, "ms") | {"note": said}]
     return [
-        _plain(name, said["device_ms"], "ms") | {"note": f"flwr {said['version']}"},
-        _plain(f"{PEER.name}: masks, 21 neighbours", said["device_21_ms"], "ms"),
-        _plain(f"{PEER.name}: server, nobody missing", said["server_s"], "s")
+        plain_row(name, said["device_ms"], "ms") | {"note": f"flwr {said['version']}"},
+        plain_row(f"{PEER.name}: masks, 21 neighbours", said["device_21_ms"], "ms"),
+        plain_row(f"{PEER.name}: server, nobody missing", said["server_s"], "s")
         | {"note": f"SecAgg+; {said['rebuilt']} of {cohort} seeds rebuilt, that time reckoned for each of the others"},
     ]
 
 
 def _row(name: str, rate: Rate, scale: float, unit: str) -> dict[str, Any]:
     walls, cpus = sorted(rate.walls), sorted(rate.cpus)
-    return {
-        "name": name,
-        "value": scale * walls[len(walls) // 2],
-        "unit": unit,
-        "low": scale * walls[0],
-        "high": scale * walls[-1],
-        "cpu": scale * cpus[len(cpus) // 2],
-    }
-
-
-def _plain(name: str, value: float | None, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "low": None, "high": None}
+    row = plain_row(name, scale * walls[len(walls) // 2], unit, scale * walls[0], scale * walls[-1])
+    return row | {"cpu": scale * cpus[len(cpus) // 2]}

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sqlite3
 import statistics
 import subprocess
@@ -28,10 +27,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from crowdml.bench.timing import bound, spread_row, started
 
 DEVICES, CONNECTIONS = 256, 64
 CHECK_INS, CHECK_OUTS, TURNS = 4096, 12_000, 5
@@ -76,7 +76,7 @@ async def _measure(place: Path, progress: Callable[[str], None], turns: int) -> 
             "full": lambda process, turn: made.check_outs(b""),
             "304": lambda process, turn: made.check_outs(process.tag()),
         }
-        before = ours.memory()
+        before = _memory(ours.pid)
         for turn in range(turns + 1):
             for name, load in loads.items():
                 for server in (bare, ours):
@@ -93,30 +93,18 @@ def _report(found: dict[str, list[Turn]], before: int, ours: Process, made: Load
     for name in ("check-in", "full", "304"):
         mine, limit = found[f"{name}/ours"], found[f"{name}/bare"]
         for who, results in (("ours", mine), ("bare ASGI", limit)):
+            cpu = statistics.median(each.per_cpu_second for each in results)
+            p99 = 1e3 * statistics.median(each.p99 for each in results)
             rates = [each.rate for each in results]
-            rows.append(
-                {
-                    "name": f"{name}, {who}",
-                    "value": statistics.median(rates),
-                    "unit": "requests/s",
-                    "low": min(rates),
-                    "high": max(rates),
-                    "per_cpu_second": statistics.median(each.per_cpu_second for each in results),
-                    "p99_ms": 1e3 * statistics.median(each.p99 for each in results),
-                }
-            )
+            rows.append(spread_row(f"{name}, {who}", rates, "requests/s", per_cpu_second=cpu, p99_ms=p99))
         wall = statistics.median(a.rate / b.rate for a, b in zip(mine, limit, strict=True))
         cpu = statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in zip(mine, limit, strict=True))
         ratios[name] = {"by_wall": wall, "by_cpu": cpu, "value": min(wall, cpu)}
-    sizes = {
-        "bytes of a check-in": (float(made.size), "bytes"),
-        "memory, first turn": (before / 2**20, "MiB"),
-        "memory, last turn": (ours.memory() / 2**20, "MiB"),
-        "disk": (ours.disk() / 2**20, "MiB"),
-    }
     rows += [
-        {"name": name, "value": value, "unit": unit, "low": value, "high": value}
-        for name, (value, unit) in sizes.items()
+        _row("bytes of a check-in", float(made.size), "bytes"),
+        _row("memory, first turn", before / 2**20, "MiB"),
+        _row("memory, last turn", _memory(ours.pid) / 2**20, "MiB"),
+        _row("disk", _disk(ours.folder) / 2**20, "MiB"),
     ]
     worst = min(("full", "304"), key=lambda name: ratios[name]["value"])
     return {
@@ -130,12 +118,7 @@ def _report(found: dict[str, list[Turn]], before: int, ours: Process, made: Load
 
 
 def _row(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "low": value, "high": value}
-
-
-def _most(key: str, name: str, value: float, goal: float, unit: str) -> dict[str, Any]:
-    """A number that must not be above its goal."""
-    return {"key": key, "name": name, "unit": unit, "goal": goal, "holds": value <= goal, "value": value}
+    return spread_row(name, [value], unit)
 
 
 # --- a fleet ---
@@ -166,23 +149,13 @@ def _fleet(place: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     crowdml = [sys.executable, "-m", "crowdml.cli"]
     much = ["--device-rate", "1e6", "--address-rate", "1e6", "--pace", "1e6"]
     serve = [*crowdml, "serve", "--folder", str(folder / "server"), "--port", "0", "--task", str(folder / "fleet.toml")]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*serve, "--invite", str(FLEET), *much, "--json", "-"], stdout=subprocess.PIPE, stderr=log
-        )
-        try:
-            assert server.stdout is not None
-            said = json.loads(server.stdout.readline())
-            command = [*crowdml, "fleet", said["address"], said["code"], "--devices", str(FLEET), "--yes"]
-            command += ["--source", f"csv:{folder / 'rows.csv'}", "--folder", str(folder / "devices")]
-            done = subprocess.run(
-                [*command, "--seconds", str(FLEET_SECONDS), "--json", "-"], capture_output=True, check=False
-            )
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
-            if server.stdout is not None:
-                server.stdout.close()
+    serve += ["--invite", str(FLEET), *much, "--json", "-"]
+    with (folder / "log").open("wb") as log, started(serve, stderr=log) as (_, out):
+        said = json.loads(out.readline())
+        command = [*crowdml, "fleet", said["address"], said["code"], "--devices", str(FLEET), "--yes"]
+        command += ["--source", f"csv:{folder / 'rows.csv'}", "--folder", str(folder / "devices")]
+        command += ["--seconds", str(FLEET_SECONDS), "--json", "-"]
+        done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the fleet failed: {done.stderr.decode()[-2000:]}")
     found = json.loads(done.stdout)
@@ -197,16 +170,14 @@ def _fleet(place: Path, progress: Callable[[str], None]) -> dict[str, Any]:
             _row(f"{name}, bytes up", found["bytes_up"] / max(1, found["check_ins"]), "bytes/check-in"),
         ],
         "ratios": [
-            {
-                "key": "fleet",
-                "name": f"{name} with durable ledgers: at least 500 a second, p99 under 2 s, no error",
-                "unit": "check-ins/s",
-                "goal": 500.0,
-                "value": found["per_second"],
-                "p99": found["p99"],
-                "errors": wrong,
-                "holds": holds,
-            }
+            bound(
+                "fleet",
+                f"{name} with durable ledgers: at least 500 a second, p99 under 2 s, no error",
+                found["per_second"],
+                "check-ins/s",
+                500.0,
+            )
+            | {"p99": found["p99"], "errors": wrong, "holds": holds}
         ],
     }
 
@@ -221,15 +192,11 @@ def _long(place: Path, progress: Callable[[str], None], check_ins: int) -> dict[
     command = [sys.executable, "-m", __name__]
     fed = subprocess.run([*command, "feed", str(folder), str(check_ins)], stdout=subprocess.PIPE, check=False)
     said = json.loads(fed.stdout.splitlines()[-1])
-    disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    disk = _disk(folder)
     began = time.perf_counter()
-    server = subprocess.Popen([*command, "again", str(folder)], stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    server.stdout.readline()
-    restart = time.perf_counter() - began
-    server.send_signal(signal.SIGTERM)
-    server.wait(60)
-    server.stdout.close()
+    with started([*command, "again", str(folder)]) as (_, out):
+        out.readline()
+        restart = time.perf_counter() - began
     tenth, end = said["memory"]
     return {
         "rows": [
@@ -241,8 +208,8 @@ def _long(place: Path, progress: Callable[[str], None], check_ins: int) -> dict[
             _row("long run, restart", restart, "s"),
         ],
         "ratios": [
-            _most("restart", f"restart over {check_ins:,} check-ins", restart, 5.0, "s"),
-            _most("memory", f"memory after {check_ins:,} check-ins / after a tenth of them", end / tenth, 1.1, "ratio"),
+            bound("restart", f"restart over {check_ins:,} check-ins", restart, "s", 5.0),
+            bound("memory", f"memory after {check_ins:,} check-ins / after a tenth of them", end / tenth, "ratio", 1.1),
         ],
     }
 
@@ -317,7 +284,7 @@ async def _flood(place: Path, progress: Callable[[str], None]) -> dict[str, Any]
             _row("the list of tasks meanwhile, p99", 1e3 * asked.p99, "ms"),
             _row(f"check-ins from {len(lanes)} connections at full speed and no flood, p99", 1e3 * quiet.p99, "ms"),
         ],
-        "ratios": [_most("tasks-flood-ms", f"{name}, p99", p99, 300.0, "ms")],
+        "ratios": [bound("tasks-flood-ms", f"{name}, p99", p99, "ms", 300.0)],
     }
 
 
@@ -337,7 +304,7 @@ def _pages(place: Path, progress: Callable[[str], None]) -> dict[str, Any]:
         for what in ("first", "unchanged")
     ]
     name = f"event loop for the unchanged page of a study ({worst}, the dearest of {len(found)})"
-    return {"rows": rows, "ratios": [_most("study-page-ms", name, found[worst]["unchanged"], 2.0, "ms")]}
+    return {"rows": rows, "ratios": [bound("study-page-ms", name, found[worst]["unchanged"], "ms", 2.0)]}
 
 
 def measure_pages(folder: Path, times: int) -> None:
@@ -421,21 +388,12 @@ def _request(method: str, path: str, body: bytes, extra: bytes = b"") -> bytes:
     return head + b"\r\n" + body
 
 
-def find_task() -> Any:
-    """The shipped MNIST task."""
-    from crowdml.task import parse
-
-    return parse(resources.files("crowdml.tasks").joinpath("mnist.toml").read_text(encoding="utf-8"))
-
-
 def public_tasks() -> list[Any]:
     """The task that devices check in to, and others that strangers look at."""
     from crowdml.protocols import settled
-    from crowdml.task import parse
+    from crowdml.task import parse, shipped_text
 
-    folder = resources.files("crowdml.tasks")
-    others = [parse(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")) for name in PUBLIC]
-    return [find_task(), *map(settled, others)]
+    return [parse(shipped_text("mnist")), *(settled(parse(shipped_text(name))) for name in PUBLIC)]
 
 
 def make_load(turns: int, *, signed: bool = True) -> Load:
@@ -444,12 +402,13 @@ def make_load(turns: int, *, signed: bool = True) -> Load:
 
     from crowdml.messages import SERVER, Envelope
     from crowdml.protocols import find
+    from crowdml.task import parse, shipped_text
     from crowdml.wire.envelopes import sign
     from crowdml.wire.keys import Key
     from crowdml.wire.packing import pack
     from crowdml.wire.statements import Statement
 
-    task = find_task()
+    task = parse(shipped_text("mnist"))
     fields = find(task).expected(task)["sgd/gradient/1"]
     plain: dict[str, Any] = {
         name: [each.dtype, each.shape, np.zeros(each.shape, each.dtype).tobytes()]
@@ -550,7 +509,6 @@ class Process:
     folder: Path
     port: int
     pid: int
-    _tag: bytes = field(default=b"")
 
     async def drive(self, lanes: Sequence[Sequence[bytes]]) -> Turn:
         loop = asyncio.get_running_loop()
@@ -594,16 +552,14 @@ class Process:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def memory(self) -> int:
-        return _memory(self.pid)
-
-    def disk(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-
 
 def _memory(pid: int | str) -> int:
     """Bytes of a process that are in memory now."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _disk(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 @contextlib.contextmanager
@@ -611,17 +567,11 @@ def child(kind: str, folder: Path, made: Load) -> Generator[Process]:
     folder.mkdir()
     (folder / "keys").write_bytes(b"".join(made.secrets))
     (folder / "task").write_text(made.task.hash.hex())
-    process = subprocess.Popen([sys.executable, "-m", __name__, kind, str(folder)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline()
+    with started([sys.executable, "-m", __name__, kind, str(folder)]) as (pid, out):
+        said = out.readline()
         if not said:
             raise RuntimeError(f"the {kind} server did not start.")
-        yield Process(kind, folder, int(said), process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-        process.stdout.close()
+        yield Process(kind, folder, int(said), pid)
 
 
 def serve_bare(folder: Path) -> None:
@@ -699,16 +649,26 @@ async def _say(send: Any, status: int, body: bytes) -> None:
 
 def serve_ours(folder: Path) -> None:
     from crowdml.server.limits import Limits
+    from crowdml.task import parse, shipped_text
 
     much = 1e9  # every bound is checked, and none is met: on a busy machine 64 at once may wait for long
     limits = Limits(address_rate=much, address_burst=much, device_rate=much, device_burst=much, patience=much)
-    _serve_crowd(folder, [find_task()], limits)
+    _enrol_crowd(folder)
+    _serve(folder, tasks=[parse(shipped_text("mnist"))], limits=limits)
 
 
-def _serve_crowd(folder: Path, tasks: Sequence[Any], limits: Any) -> None:
-    """A server that knows the devices whose keys are in the folder."""
+def serve_public(folder: Path) -> None:
+    """Ours with several tasks and the bounds that an operator gets, but that no check-in is refused for its wait."""
+    from crowdml.server.limits import Limits
+
+    _enrol_crowd(folder)
+    _serve(folder, tasks=public_tasks(), limits=Limits(patience=1e9))
+
+
+def _enrol_crowd(folder: Path) -> None:
+    """Let the server know the devices whose keys are in the folder."""
     from crowdml.server.hub import code_hash, utc_now
-    from crowdml.server.serve import DATABASE, Started, run, serve
+    from crowdml.server.serve import DATABASE
     from crowdml.storage.server import Store
     from crowdml.wire.keys import Key
 
@@ -718,27 +678,15 @@ def _serve_crowd(folder: Path, tasks: Sequence[Any], limits: Any) -> None:
         for at in range(0, len(secrets), 32):
             store.enrol(code_hash("bench"), Key.from_secret(secrets[at : at + 32]).public, utc_now())
 
-    def tell(started: Started) -> None:
-        print(started.address.rpartition(":")[2], flush=True)
 
-    run(serve(folder, port=0, tasks=tasks, limits=limits, started=tell))
-
-
-def serve_public(folder: Path) -> None:
-    """Ours with several tasks and the bounds that an operator gets, but that no check-in is refused for its wait."""
-    from crowdml.server.limits import Limits
-
-    _serve_crowd(folder, public_tasks(), Limits(patience=1e9))
-
-
-def serve_again(folder: Path) -> None:
-    """A server on what is there."""
+def _serve(folder: Path, **more: Any) -> None:
+    """A server on what is there, which says its port first."""
     from crowdml.server.serve import Started, run, serve
 
     def tell(started: Started) -> None:
         print(started.address.rpartition(":")[2], flush=True)
 
-    run(serve(folder, port=0, started=tell))
+    run(serve(folder, port=0, started=tell, **more))
 
 
 if __name__ == "__main__":
@@ -747,5 +695,5 @@ if __name__ == "__main__":
     elif sys.argv[1] == "pages":
         measure_pages(Path(sys.argv[2]), int(sys.argv[3]))
     else:
-        serve_kind = {"bare": serve_bare, "ours": serve_ours, "public": serve_public, "again": serve_again}
+        serve_kind = {"bare": serve_bare, "ours": serve_ours, "public": serve_public, "again": _serve}
         serve_kind[sys.argv[1]](Path(sys.argv[2]))

@@ -10,18 +10,19 @@ import jax
 import numpy as np
 
 from crowdml.bench import hand_written, peers
-from crowdml.bench.timing import in_turns, ratio
+from crowdml.bench.timing import Rate, in_turns, ratio
 from crowdml.datasets.populations import iid
 from crowdml.protocols.sgd import plan
 from crowdml.sim import compiled
-from crowdml.sim.crowd import Holding
-from crowdml.sim.schedule import lay_out
+from crowdml.sim.layout import Holding, lay_out
 from crowdml.sim.world import Delay, World
 from crowdml.task import Task, parse
 
 ROWS, DIMENSION, CLASSES, DEVICES = 60_000, 50, 10, 1000
 C, RADIUS = 30.0, 200.0
 GOALS = {"clean": 0.7, "noisy": 0.5}
+BATCH = 20
+"""Samples of a check-in where it has several, as in the papers."""
 MECHANISMS = {"clean": "none", "noisy": "discrete-laplace"}
 
 
@@ -63,7 +64,7 @@ def measure(
     loops: dict[str, Callable[[], Any]] = {}
     units: dict[str, float] = {}
     ring = 1
-    for batch, label in ((1, ""), (20, ", b=20")):
+    for batch, label in ((1, ""), (BATCH, f", b={BATCH}")):
         schedules = [_schedule(rows, batch, seed) for seed in (1, 2, 3, 4)]
         check_ins = len(schedules[0])
         ring = 1 << max(int(each.staleness.max(initial=1)) for each in schedules).bit_length()
@@ -72,18 +73,25 @@ def measure(
         on_device = jax.device_put(fed)
         for kind, mechanism in MECHANISMS.items():
             task = work(mechanism, batch)
-            scale = getattr(plan(task).table["gradient"], "scale", None)
-            by_hand = hand_written.scan(ring, C, RADIUS, None if scale is None else float(scale))
+            law = plan(task).table["gradient"].law
+            scale = law.steps if law is not None and law.parameter == "scale" else None
+            by_hand = hand_written.scan(ring, C, RADIUS, scale)
             loops[f"hand-written scan, {kind}{label}"] = lambda f=by_hand, v=on_device: jax.block_until_ready(f(*v))
             loops[f"ours, {kind}{label}"] = partial(compiled.run, task, holding, schedules[:1], [1], workers=1)
-            for name in (f"hand-written scan, {kind}{label}", f"ours, {kind}{label}"):
-                units[name] = check_ins
+            names = [f"hand-written scan, {kind}{label}", f"ours, {kind}{label}"]
+            if batch > 1:
+                name = f"hand-written scan by sample, {kind}{label}"
+                clip = plan(work("discrete-laplace", batch)).table["gradient"].clipped
+                by_sample = hand_written.scan(ring, C, RADIUS, scale, unroll=1, clip=clip)
+                loops[name] = lambda f=by_sample, v=on_device: jax.block_until_ready(f(*v))
+                names.append(name)
+            units |= dict.fromkeys(names, check_ins)
             if batch == 1:
                 name = f"ours, {kind}, four trials at once on two threads"
                 loops[name] = partial(compiled.run, task, holding, schedules, [1, 2, 3, 4], workers=2)
                 units[name] = sum(map(len, schedules))
                 name, few = f"NumPy loop, {kind}", tuple(part[: rows // 20] for part in fed)
-                by_numpy = partial(hand_written.numpy_loop, ring=ring, c=C, radius=RADIUS, scale=scale and float(scale))
+                by_numpy = partial(hand_written.numpy_loop, ring=ring, c=C, radius=RADIUS, scale=scale)
                 loops[name] = lambda f=by_numpy, v=few: f(*v)
                 units[name] = len(few[0])
     progress("ours and loops written by hand, in turns")
@@ -96,12 +104,32 @@ def measure(
         "work": f"{rows} samples, {DIMENSION} features, {CLASSES} classes, {DEVICES} devices; an update is a check-in "
         "applied, of one sample or of b; peers: of 20 samples, in rounds of 10 devices, without noise",
         "rows": found,
-        "ratios": [
-            ratio(kind, f"ours {kind} / hand-written scan {kind}", rates[f"ours, {kind}"],
-                  rates[f"hand-written scan, {kind}"], goal)
-            for kind, goal in GOALS.items()
-        ],
-    }  # fmt: skip
+        "ratios": [_ratio(rates, *wanted) for wanted in _wanted()],
+    }
+
+
+def _wanted() -> list[tuple[str, str, str, float | None]]:
+    """The key of each ratio, the two rows that it is formed of, and its goal.
+
+    At b = 20 the loop clips and truncates each sample, as ours does where there is noise. `by-sample` says how that
+    loop compares with one that truncates their sum; `clean-b20-sum` is ours beside a loop that adds samples up at once.
+    """
+    pairs = [(kind, f"ours, {kind}", f"hand-written scan, {kind}", goal) for kind, goal in GOALS.items()]
+    several = f", b={BATCH}"
+    pairs += [
+        (f"{kind}-b{BATCH}", f"ours, {kind}{several}", f"hand-written scan by sample, {kind}{several}", goal)
+        for kind, goal in GOALS.items()
+    ]
+    by_sum = f"hand-written scan, noisy{several}"
+    return [
+        *pairs,
+        ("by-sample", f"hand-written scan by sample, noisy{several}", by_sum, 1 / 3),
+        (f"clean-b{BATCH}-sum", f"ours, clean{several}", f"hand-written scan, clean{several}", None),
+    ]
+
+
+def _ratio(rates: dict[str, Rate], key: str, ours: str, limit: str, goal: float | None) -> dict[str, Any]:
+    return ratio(key, f"{ours} / {limit}", rates[ours], rates[limit], goal)
 
 
 def _schedule(rows: int, batch: int, seed: int) -> Any:

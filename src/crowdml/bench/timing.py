@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,18 @@ def ratio(key: str, name: str, ours: Rate, limit: Rate, goal: float | None, cloc
     }
 
 
+def plain_row(
+    name: str, value: float | None, unit: str, low: float | None = None, high: float | None = None
+) -> dict[str, Any]:
+    """A row of one number, with what it was between where it was measured several times."""
+    return {"name": name, "value": value, "unit": unit, "low": low, "high": high}
+
+
+def spread_row(name: str, values: Sequence[float], unit: str, **more: Any) -> dict[str, Any]:
+    """A row of a number that was measured several times: the median, the least and the most."""
+    return plain_row(name, statistics.median(values), unit, min(values), max(values)) | more
+
+
 def bound(key: str, name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
     """A number that is to be at most `goal`."""
     return {"key": key, "name": name, "value": value, "unit": unit, "goal": goal, "holds": value <= goal}
@@ -86,3 +101,30 @@ def bound(key: str, name: str, value: float, unit: str, goal: float) -> dict[str
 
 def _each(limit: tuple[float, ...], ours: tuple[float, ...], units: float) -> list[float]:
     return [units * theirs / own for theirs, own in zip(limit, ours, strict=True)]
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Generator[tuple[int, IO[bytes]]]:
+    """The id of a process and its standard output. At the end it is asked to stop, and waited for."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
+    assert process.stdout is not None
+    try:
+        yield process.pid, process.stdout
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
+
+
+@contextmanager
+def sheet(path: str | Path, **options: Any) -> Generator[Any]:
+    """Axes to draw on, which are written to `path` at the end."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(**options, layout="constrained")
+    yield axes
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -16,18 +16,20 @@ import click
 from crowdml import __version__
 from crowdml.cli.bench import bench
 from crowdml.cli.budget import budget
+from crowdml.cli.compare import compare
 from crowdml.cli.data import data
 from crowdml.cli.demo import demo
 from crowdml.cli.device import fleet, join, leave, predict
+from crowdml.cli.hosting import backup, replay, restore
 from crowdml.cli.ledger import ledger
 from crowdml.cli.operator import invitation, invite, operator
 from crowdml.cli.output import close_quietly, say_error
 from crowdml.cli.reproduce import reproduce
 from crowdml.cli.serve import serve
-from crowdml.cli.server import backup, replay, restore
 from crowdml.cli.simulate import simulate
 from crowdml.cli.task import task
 from crowdml.errors import CrowdmlError
+from crowdml.plugins import blaming
 from crowdml.texts import one_line
 
 INTERRUPTED = 130
@@ -42,7 +44,7 @@ class Commands(click.Group):
 
     def _code(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> int:
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), blaming("a plug-in failed", "Mend it, or ask its authors.", alone=True):
                 warnings.showwarning = _say_warning
                 code = super().main(args, prog_name, **extra)
             sys.stdout.flush()
@@ -69,9 +71,7 @@ class Commands(click.Group):
         except OSError as error:
             close_quietly()
             place = f"{error.filename}: " if error.filename else ""
-            say_error(
-                f"{place}{error.strerror or error}. Nothing was left half-written. See to the disk and try again."
-            )
+            say_error(f"{place}{error.strerror or error}. Nothing was left half-written. Check the disk and try again.")
         except ModuleNotFoundError as error:
             say_error(f"{error.name} is not installed, and this command needs it; run `pip install 'crowdml[all]'`.")
         return 1
@@ -100,6 +100,7 @@ for command in (
     restore,
     replay,
     simulate,
+    compare,
     reproduce,
     task,
     data,

@@ -11,12 +11,12 @@ from crowdml.errors import UnknownName
 from crowdml.texts import did_you_mean
 
 
-@click.command(short_help="Measure ours beside hand-written limits.")
+@click.command(short_help="Measure crowdml against hand-written loops.")
 @click.argument("name", required=False)
-@click.option("--plot", "plot_path", default=None, help="Also draw it; for the benchmarks `scale` and `secagg`.")
+@click.option("--plot", "plot_path", default=None, help="Also draw a plot (benchmarks `scale` and `secagg`).")
 @json_option
 def bench(name: str | None, plot_path: str | None, json_path: str | None) -> None:
-    """Measure ours beside hand-written limits and installed peers, in one run. Without NAME: list the benchmarks."""
+    """Measure crowdml against hand-written loops and installed peers in one run. Without NAME, list the benchmarks."""
     from crowdml.bench import NAMES, WHAT, run
 
     report = Report(json_path, plot_path)

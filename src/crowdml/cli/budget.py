@@ -7,30 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.device import FOLDER, folder_option
 from crowdml.cli.numbers import Number, Whole
-from crowdml.cli.output import OutputError, Report, epsilon_text, json_option
-from crowdml.texts import count_text, number_text, one_line
+from crowdml.cli.output import OutputError, Report, json_option
+from crowdml.texts import count_text, epsilon_text, number_text, one_line
 
 if TYPE_CHECKING:
     from crowdml.device.folder import Folder, OwnerBudget
     from crowdml.storage import Ledger
 
-FOLDER = "crowdml-device"
 LARGEST_EPSILON = 1_000_000
 """More protects nothing, and is a slip of the hand."""
-
-folder_option = click.option(
-    "--folder",
-    default=FOLDER,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The device's folder.",
-)
 
 
 @click.group()
 def budget() -> None:
-    """The owner's own budget, over all tasks."""
+    """Show or set the owner's budget, which holds over all tasks."""
 
 
 @budget.command("show")
@@ -97,18 +89,18 @@ def budget_text(
 
 @budget.command("set")
 @folder_option
-@click.option("--epsilon", help="What any one sample may cost in all, such as 1 or 1/2. Left out: as it was.")
-@click.option("--samples", type=Whole(0, 10**12), help="How many samples are given in all. Left out: as it was.")
+@click.option("--epsilon", help="Total epsilon that any one sample may cost, such as 1/2. Default: unchanged.")
+@click.option("--samples", type=Whole(0, 10**12), help="Total number of samples to give. Default: unchanged.")
 @click.option(
-    "--device-epsilon", help="What the device may cost in all, as if all its samples were replaced; 'none': no cap."
+    "--device-epsilon", help="Total epsilon of the device, for all its samples together; 'none' for no limit."
 )
 @click.option(
     "--delta",
     type=Number(0, 1),
     default=None,
-    help="At which delta the epsilons are meant: at most 1e-5, and at most 1/(10 x samples). Default: 1e-6, or less.",
+    help="The delta of both epsilons: at most 1e-5 and at most 1/(10 x samples). Default: 1e-6, or less.",
 )
-@click.option("--before-joining", is_flag=True, help="Set it in a folder whose device joins later.")
+@click.option("--before-joining", is_flag=True, help="Set the budget in a folder whose device has not joined yet.")
 @json_option
 def set_(
     folder: Path,
@@ -119,9 +111,9 @@ def set_(
     before_joining: bool,
     json_path: str | None,
 ) -> None:
-    """Set what this device may give over all tasks. It holds from the next start; nothing given is taken back.
+    """Set what this device may give, over all tasks, from its next start on. What it gave before is not taken back.
 
-    What is left out stays as it was.
+    Options that you leave out keep their values.
     """
     from crowdml.device.folder import Folder
 

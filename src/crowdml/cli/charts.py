@@ -22,6 +22,7 @@ class Curve:
     simulated: tuple[Any, Any] | None = None
     """Check-ins [m] and trials [S, m] of simulated crowds, for the spread of one real run."""
     x_label: str = "check-ins"
+    y_label: str = "accuracy"
 
 
 def draw(path: Path, heading: str, curves: list[Curve]) -> None:
@@ -46,7 +47,7 @@ def draw(path: Path, heading: str, curves: list[Curve]) -> None:
         if curve.chance is not None:
             axes.axhline(curve.chance, color=GREY, lw=1, ls=":", label=f"chance: {curve.chance:.2f}")
         axes.set_title(curve.title, loc="left", fontsize=10.5, color=INK)
-        axes.set(xlabel=curve.x_label, ylabel="accuracy on test samples" if place == 1 else "", ylim=(0, 1.03))
+        axes.set(xlabel=curve.x_label, ylabel=f"{curve.y_label} on test samples" if place == 1 else "", ylim=(0, 1.03))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(color="#E4E4E4", lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -81,7 +82,7 @@ def draw_city(
 
 
 def draw_shares(path: Path, heading: str, title: str, rows: list[tuple[str, float, float, float]]) -> None:
-    """Of each class its share by noisy counts, how far noise takes it, and the true one, which a simulator knows."""
+    """Each class's share by noisy counts, how far noise takes it, and the true share, which a simulator knows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, max(3.2, 1.9 + 0.34 * len(rows))), layout="constrained")

@@ -6,8 +6,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from crowdml.cli.output import Report, epsilon_text, make_table, size_text
+from crowdml.cli.output import Report, make_table, size_text
 from crowdml.errors import DataError, TaskError
+from crowdml.texts import epsilon_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,9 +57,9 @@ def simulate_city(
     """Every place of the task with its readings: exchange, learn, and predict the days held out."""
     import numpy as np
 
-    from crowdml.protocol import quote
+    from crowdml.price import Price
     from crowdml.protocols import find, settled
-    from crowdml.sim.peers import commonest, right, simulate
+    from crowdml.sim.cities import commonest, right, simulate
 
     readings = find_readings(task, data, seed)
     values, learned = readings.values, readings.learned
@@ -72,11 +73,9 @@ def simulate_city(
     cities = [simulate(task, values[:, :learned], seed=each, workers=workers, tick=tick) for each in seeds]
     told = np.stack([right(task, city.voters, values[:, learned:]) for city in cities])
     usual = float(commonest(task, values[:, :learned], values[:, learned:]).mean())
-    first, priced = cities[0], quote(find(task), task)
+    first, priced = cities[0], Price.of(find(task), task)
     check_ins, mean = int(first.check_ins.sum()), told.mean(axis=1)
-    exact = task.privacy.mechanism == "none"
-    sample = float("inf") if exact else priced.sample_epsilon()
-    device = float("inf") if exact else priced.device_epsilon(int(first.check_ins.max()))
+    paid = priced.after(int(first.check_ins.max()), 1)
     order = np.argsort(told.mean(axis=0), kind="stable")
     result: dict[str, Any] = {
         "id": f"simulate/{task.name}",
@@ -90,8 +89,8 @@ def simulate_city(
         "accuracy_low": mean.min(),
         "accuracy_high": mean.max(),
         "commonest": usual,
-        "epsilon_sample": sample,
-        "epsilon_device": device,
+        "epsilon_sample": paid.sample,
+        "epsilon_device": paid.device,
         "delta": 0.0,
         "check_ins": check_ins,
         "bytes_up": int(first.said.sum()),
@@ -115,10 +114,16 @@ def simulate_city(
                 "y": told.mean(axis=0)[order],
                 "low": told.min(axis=0)[order] if len(told) > 1 else [],
                 "high": told.max(axis=0)[order] if len(told) > 1 else [],
-                "privacy": {"unit": "sample", "epsilon": sample, "claimed": None, "delta": 0.0, "as_published": False},
+                "privacy": {
+                    "unit": "sample",
+                    "epsilon": paid.sample,
+                    "claimed": None,
+                    "delta": 0.0,
+                    "as_published": False,
+                },
             }
         ],
-    }
+    }  # fmt: skip
     _show(report, task, result)
     report.plotted(lambda path: _plot(path, task, result, told[:, order]))
     return result
@@ -141,7 +146,7 @@ def _show(report: Report, task: Task, result: dict[str, Any]) -> None:
     table.add_row("sent up, down", f"{size_text(result['bytes_up'])}, {size_text(result['bytes_down'])}")
     table.add_row("seconds", f"{result['seconds']:.1f}")
     report.print(table)
-    report.print("Protected is one measurement, not a person. Models and predictions stay on their devices.")
+    report.print("The guarantee protects one measurement, not a person. Models and predictions stay on their devices.")
     report.aside.print(f"Again: --seed {result['seed']}")
 
 

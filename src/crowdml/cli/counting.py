@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-from crowdml.cli.output import Report, epsilon_text, make_table, size_text
+from crowdml.cli.output import Report, make_table, size_text
+from crowdml.texts import epsilon_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from crowdml.datasets import Dataset
-    from crowdml.sim.counting import Counts
+    from crowdml.protocol import Noisy
+    from crowdml.sim.studies import Study
     from crowdml.task import Task
 
 
@@ -23,30 +24,28 @@ def simulate_counts(
     population: str,
     devices: int,
     dropout: float,
-    seed: int,
-    seeds: Sequence[int],
+    seed: int | None,
+    trials: int,
     expect: Callable[[int], None],
     tick: Callable[[int], None],
 ) -> dict[str, Any]:
     """Every trial deals the rows out anew. The first is shown; over several, the mean error of a share."""
     import numpy as np
 
-    from crowdml.protocol import quote
-    from crowdml.protocols import find, settled
-    from crowdml.sim.counting import counts, held, turns
-    from crowdml.sim.estimator import message_bytes, spread_out
+    from crowdml.protocols import settled
+    from crowdml.sim.studies import simulate
+    from crowdml.sim.trial import Deal
 
-    started, x, y = time.perf_counter(), data.x_train, data.y_train
-    dealt = [held(task, x, y, spread_out(population, y, devices, each, data.groups)) for each in seeds]
-    expect(sum(turns(task, each, one, dropout) for each, one in zip(dealt, seeds, strict=True)))
-    runs = [counts(task, each, one, dropout=dropout, tick=tick) for each, one in zip(dealt, seeds, strict=True)]
-    first, priced, (up, down) = runs[0], quote(find(task), task), message_bytes(task)
-    exact, trips = task.privacy.mechanism == "none", max(int(run.trips.max(initial=0)) for run in runs)
-    noisy, check_ins = first.noisy, int(first.trips.sum())
-    errors = [_error(run) for run in runs]
+    x, y = data.x_train, data.y_train
+    study = simulate(
+        task, x, y, devices=Deal(population, devices, data.groups), trials=trials, seed=seed, dropout=dropout,
+        engine="events", expect=expect, tick=tick,
+    )  # fmt: skip
+    found = [counts(study, number, y) for number in range(trials)]
+    noisy, truth = found[0]
+    errors = [float(np.abs(np.asarray(each.counts) - true).mean() / max(1, each.samples)) for each, true in found]
     reach = 1.96 * noisy.variance**0.5 / max(1, noisy.samples)
-    sample = float("inf") if exact else priced.sample_epsilon()
-    alone = float("inf") if exact else priced.sample_epsilon_alone()
+    paid = study.paid
     labels = [
         {
             "class": name,
@@ -54,28 +53,25 @@ def simulate_counts(
             "reach": reach,
             "true": int(true) / max(1, noisy.samples),
         }
-        for name, count, true in zip(task.labels.classes, noisy.counts, first.true.tolist(), strict=True)
+        for name, count, true in zip(task.labels.classes, noisy.counts, truth.tolist(), strict=True)
     ]
     result: dict[str, Any] = {
         "id": f"simulate/{task.name}",
         "task": settled(task).hash.hex(),
         "data": data.name,
-        "devices": int((first.trips > 0).sum()),
+        "devices": len(np.unique(study.runs[0].schedule.device)),
         "population": population,
-        "trials": len(runs),
-        "seed": seed,
+        "trials": trials,
+        "seed": study.seed,
         "samples": noisy.samples,
         "error": float(np.mean(errors)),
-        "epsilon_sample": sample,
-        "epsilon_device": float("inf") if exact else priced.device_epsilon(trips),
-        "epsilon_sample_alone": alone,
-        "epsilon_device_alone": float("inf") if exact else priced.device_epsilon_alone(trips),
+        **paid.plain,
         "delta": float(task.privacy.delta),
-        "check_ins": check_ins,
-        "rounds": None if task.masking is None else first.sums,
-        "bytes_up": check_ins * up,
-        "bytes_down": check_ins * down,
-        "seconds": time.perf_counter() - started,
+        "check_ins": study.check_ins,
+        "rounds": None if study.rounds is None else study.rounds - study.abandoned,
+        "bytes_up": study.bytes_up,
+        "bytes_down": study.bytes_down,
+        "seconds": study.seconds,
         "labels": labels,
         "series": [
             {
@@ -87,7 +83,7 @@ def simulate_counts(
                 "low": [each["share"] - reach for each in labels],
                 "high": [each["share"] + reach for each in labels],
                 "privacy": {
-                    "unit": "sample", "epsilon": sample, "epsilon_alone": alone, "claimed": None,
+                    "unit": "sample", "epsilon": paid.sample, "epsilon_alone": paid.sample_alone, "claimed": None,
                     "delta": float(task.privacy.delta), "as_published": False,
                 },
             }
@@ -98,11 +94,20 @@ def simulate_counts(
     return result
 
 
-def _error(run: Counts) -> float:
-    """How far a share is from the truth, on average over classes."""
+def counts(study: Study, trial: int, y: Any) -> tuple[Noisy, Any]:
+    """The crowd's noisy counts in a trial, and how often each label y [n] occurred among the samples behind them."""
     import numpy as np
 
-    return float(np.abs(np.asarray(run.noisy.counts) - run.true).mean() / max(1, run.noisy.samples))
+    from crowdml.protocols import find
+    from crowdml.sim.layout import Holding
+
+    run, task = study.runs[trial], study.task
+    tally = find(task).progress(task, run.state)
+    assert tally is not None
+    assert tally.labels is not None
+    told = run.schedule.heard
+    rows = Holding(y, y, study.populations[trial]).rows(told.device[:, None], told.samples)
+    return tally.labels, np.bincount(y[rows].reshape(-1), minlength=task.classes or 0)
 
 
 def _show(report: Report, task: Task, result: dict[str, Any]) -> None:

@@ -1,23 +1,28 @@
-"""`crowdml data`: which data sets there are, and fetching them."""
+"""`crowdml data`: which data sets there are, fetching them, and a look at a table of one's own."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from crowdml.cli.output import Report, json_option, make_table
+from crowdml.texts import count_text, one_line
+
+if TYPE_CHECKING:
+    from crowdml.datasets.described import TableFacts
 
 
 @click.group()
 def data() -> None:
-    """List and fetch data sets."""
+    """List and fetch data sets, and look at a table of your own."""
 
 
 @data.command("list")
 @json_option
 def list_(json_path: str | None) -> None:
-    """List the data sets, and where each one is."""
+    """List the data sets, and which of them are here."""
     from crowdml.datasets import catalogue
 
     report = Report(json_path)
@@ -38,7 +43,7 @@ def list_(json_path: str | None) -> None:
 @click.option("--mirror", metavar="URL", help="A folder on the web that holds our prepared files.")
 @json_option
 def fetch(names: tuple[str, ...], mirror: str | None, json_path: str | None) -> None:
-    """Bring the files of data sets into the cache folder."""
+    """Download data sets into the cache folder."""
     from crowdml.datasets import fetch as fetch_data
 
     report = Report(json_path)
@@ -58,3 +63,61 @@ def fetch(names: tuple[str, ...], mirror: str | None, json_path: str | None) -> 
         files = each["files"]
         report.line(f"{each['name']}: {', '.join(files) if isinstance(files, list) and files else 'needs no file'}")
     report.finish({"fetched": fetched})
+
+
+@data.command(short_help="Show what stands in a table of your own.")
+@click.argument("path", metavar="FILE")
+@json_option
+def show(path: str, json_path: str | None) -> None:
+    """Show what stands in FILE (.csv, .csv.gz, .npz, .parquet), and which column looks like what."""
+    from crowdml.datasets.described import described
+
+    report = Report(json_path)
+    found = described(path)
+    table = make_table("column", "values", "missing", "lowest", "highest", "looks like", title=one_line(path))
+    for column in found.columns:
+        low, high = ("" if each is None else f"{each:,.4g}" for each in (column.low, column.high))
+        missing = f"{column.missing:,}" if column.missing else ""
+        table.add_row(one_line(column.name), f"{column.values:,}", missing, low, high, column.looks)
+    report.print(table)
+    *facts, command = _facts(found)
+    for line in facts:
+        report.print(line)
+    report.line(command)  # in one piece, to be copied
+    report.finish({**asdict(found), "missing": found.missing})
+
+
+def _facts(found: TableFacts) -> list[str]:
+    """Sentences about the table, and the command to go on with."""
+    said = [f"{count_text(found.rows, 'row')}, {count_text(len(found.columns), 'column')}."]
+    if found.mark != ",":
+        comma = " A comma in a number is its decimal mark." if found.mark == ";" else ""
+        said.append(f"Its fields are separated by {found.mark!r}.{comma}")
+    if found.kind == "class":
+        shown = [f"{one_line(name)} {count:,}" for name, count in list(found.classes.items())[:10]]
+        more = f" and {len(found.classes) - 10} more" if len(found.classes) > 10 else ""
+        said.append(f"Classes in {found.label!r}: {', '.join(shown)}{more}.")
+    else:
+        said.append(f"{found.label!r} holds numbers: a task for it predicts a number.")
+    if found.device is not None:
+        said.append(f"{found.device!r} names {found.devices:,} devices.")
+    if found.missing:
+        gone = [one_line(column.name) for column in found.columns if column.missing]
+        said.append(
+            f"{count_text(found.missing, 'value')} missing, in {', '.join(gone[:5])}{' ...' * (len(gone) > 5)}. Fill "
+            "them in, delete the rows, or leave the columns out."
+        )
+    leave = found.looking("row id", "constant", "empty", "text", "category")
+    if leave:
+        said.append(f"No features as they are: {', '.join(map(one_line, leave))}. Leave them out with --ignore.")
+    options = [f"--label {_quoted(found.label)}"]
+    options += [] if found.device is None else [f"--device {_quoted(found.device)}"]
+    options += [f"--ignore {_quoted(name)}" for name in leave]
+    said.append(f"Next: crowdml task new my-task.toml --data {_quoted(found.path)} {' '.join(options)}")
+    return said
+
+
+def _quoted(name: str) -> str:
+    import shlex
+
+    return shlex.quote(one_line(name))

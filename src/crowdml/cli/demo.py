@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from crowdml.cli.numbers import Number, Whole
-from crowdml.cli.output import Report, epsilon_text, json_option, make_table, size_text
+from crowdml.cli.output import OutputError, Report, json_option, make_table, size_text
 from crowdml.errors import CrowdmlError
 from crowdml.task import find_task
-from crowdml.texts import number_text
+from crowdml.texts import epsilon_text, number_text
+from crowdml.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from crowdml.demo.compare import Comparison, Simulated
-    from crowdml.demo.loop import Login, Outcome, View
+    from crowdml.demo.loop import Outcome, View
     from crowdml.demo.process import ServerProcess
 
 WHY = {
@@ -41,6 +42,10 @@ WHY = {
 }
 
 
+SHOWN = (*WHY, "traffic")
+"""Tasks that the demo shows."""
+
+
 class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """The demo's server broke its promise."""
 
@@ -48,23 +53,24 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
         super().__init__("What was acknowledged is not what was counted: see the table above. Please report this.")
 
 
-@click.command(short_help="Watch the whole loop on this machine.")
-@click.option("--keep", is_flag=True, help="Go on serving until Ctrl-C, and show an operator's login.")
+@click.command(short_help="Watch a server and 100 devices learn on this machine.")
+@click.option("--keep", is_flag=True, help="Keep serving until Ctrl-C, and print an operator's login.")
 @click.option(
     "--task",
     "name",
-    type=click.Choice(["demo", "admm-adult", "gram-mnist", "traffic"]),
+    metavar="TASK",
     default="demo",
     show_default=True,
-    help="What the crowd learns: ten digits; incomes of people; MNIST in one slow round (these two need their data); "
-    "or what comes next on twelve roads, from each other.",
+    help="What the crowd learns: demo, ten digits; admm-adult, incomes of people; gram-mnist, MNIST in one slow round "
+    "(these two need their data); traffic, what comes next on twelve roads, from each other. With --runs: any task "
+    "that has a data set.",
 )
 @click.option(
     "--devices",
     type=Whole(6, 10_000),
     metavar="N",
     default=None,
-    help="How many devices, with cohorts in proportion.  [default: 100; 1000 for gram-mnist, 12 for traffic]",
+    help="Number of devices; the size of cohorts follows.  [default: 100; 996 for gram-mnist, 12 for traffic]",
 )
 @click.option(
     "--seconds",
@@ -77,79 +83,113 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     "--trials",
     type=Whole(0, 1000),
     metavar="N",
-    default=10,
-    show_default=True,
-    help="Simulated crowds for the spread beside the real run; 0: none.",
+    default=None,
+    help="Number of simulated crowds to compare the real run with; 0 for none.  [default: 10; 59 with --runs]",
+)
+@click.option(
+    "--runs",
+    type=Whole(1, 1000),
+    metavar="N",
+    default=None,
+    help="Run it N times, each with other samples on each device, beside the interval where nine of ten simulated runs "
+    "end.",
 )
 @click.option("--seed", type=Whole(0, 2**32 - 1), metavar="S", default=1, show_default=True, help="Who holds what.")
-@click.option("--plot", "plot_path", metavar="PATH", default="out/demo.png", show_default=True, help="The plot.")
+@click.option("--plot", "plot_path", metavar="PATH", default="out/demo.png", show_default=True, help="Plot file.")
 @json_option
 def demo(
     keep: bool,
     name: str,
     devices: int | None,
     seconds: float | None,
-    trials: int,
+    trials: int | None,
+    runs: int | None,
     seed: int,
     plot_path: str,
     json_path: str | None,
 ) -> None:
-    """Watch the whole loop: a server, a hundred devices that learn over HTTP under masks, two kill -9, nothing lost."""
-    from crowdml.demo.compare import comparing
-    from crowdml.demo.loop import Crowd
-    from crowdml.demo.process import heed_signals, run_until_signal
+    """Watch a server and a hundred devices learn over HTTP under masks; two kill -9 on the way lose nothing."""
+    from crowdml.demo.compare import beside, compare, simulate
+    from crowdml.demo.loop import DemoCrowd
+    from crowdml.demo.process import heed_signals, in_own_folder, run_until_signal
     from crowdml.demo.stages import set_stage
 
     report = Report(json_path, plot_path)
     heed_signals()  # whichever comes, the server and the folder go
     began = time.perf_counter()
+    if runs is not None:
+        _refuse_runs(name, seconds, trials, keep=keep)
+    elif name not in SHOWN:
+        raise OutputError(f"--task {name}: the demo shows {', '.join(SHOWN)}. Say --runs N for a fleet of any task.")
     if name == "traffic":
         from crowdml.cli.demo_city import demo_city
 
         demo_city(report, find_task(name), devices or 12, 30.0 if seconds is None else seconds, seed, keep=keep)
         return
+    seconds = 6.0 if seconds is None else seconds
+    if runs is not None:
+        from crowdml.cli.demo_runs import demo_runs, run_demo, run_fleet_of
+        from crowdml.cli.task import usual_data
+
+        trials, found = trials or 59, find_task(name)
+        one = partial(run_demo, devices, seconds, trials)
+        if name != "demo":
+            one = partial(run_fleet_of, found, usual_data(found), devices, trials)
+        demo_runs(report, runs, one, trials, seed)
+        return
+    trials = 10 if trials is None else trials
     stage = set_stage(name, find_task(name), devices, seed)
     report.aside.print(
         f"A server, and {stage.devices:,} devices with {stage.each} {stage.what} each, which stay there. The server "
         "sees blurred sums over cohorts, and no device's own part.",
         soft_wrap=True,
     )
-    with tempfile.TemporaryDirectory(prefix="crowdml-demo-", ignore_cleanup_errors=True) as folder:
-        crowd = Crowd(Path(folder), stage, 6.0 if seconds is None else seconds, seed)
-        try:
-            with comparing(stage, seed, trials) as compared:
-                with _shown(report) as (crowd.show, crowd.say):
-                    outcome = run_until_signal(crowd.run())
-                with report.aside.status("Comparing with one place, alone, and simulated crowds ..."):
-                    beside = compared()
-            _show(report, outcome, beside)
-            report.plotted(lambda path: _plot(path, outcome, beside))
-            report.finish(_result(outcome, beside, seed, time.perf_counter() - began))
-            if not outcome.proof.holds:
-                raise NotKept
-            if keep:
-                keep_serving(report, crowd.server, crowd.login)
-        except KeyboardInterrupt:
-            crowd.server.kill()  # nothing of it is kept
-            raise
-        finally:
-            crowd.stop()
+    with in_own_folder(lambda folder: DemoCrowd(folder, stage, seconds, seed)) as crowd:
+        with beside() as pool:
+            asked = pool.apply_async(compare, (stage, seed, trials))
+            with watched(report, panel, _Lines(report).show, transient=True) as (crowd.show, crowd.say):
+                outcome = run_until_signal(crowd.run())
+            with report.aside.status("Comparing with one place, alone, and simulated crowds ..."):
+                as_fast = pool.apply_async(simulate, (stage, seconds, seed, trials, outcome.proof.took))
+                compared = replace(asked.get(), masked=as_fast.get())
+        _show(report, outcome, compared)
+        report.plotted(lambda path: _plot(path, outcome, compared))
+        report.finish(_result(outcome, compared, seed, time.perf_counter() - began))
+        if not outcome.proof.holds:
+            raise NotKept
+        if keep:
+            keep_serving(report, crowd.server)
+
+
+def _refuse_runs(name: str, seconds: float | None, trials: int | None, *, keep: bool) -> None:
+    """Refuse what several runs do not have."""
+    given = {
+        "--task traffic": name == "traffic",
+        "--keep": keep,
+        "--trials 0": trials == 0,
+        "--seconds": name != "demo" and seconds is not None,
+    }
+    for what, is_given in given.items():
+        if is_given:
+            raise OutputError(f"--runs holds runs of task {name} against simulated ones: leave out {what}.")
 
 
 # --- while it runs ---
 
 
 @contextmanager
-def _shown(report: Report) -> Generator[tuple[Callable[[View], None], Callable[[str], None]]]:
-    """A live panel where a terminal is there; else a line now and then."""
+def watched(
+    report: Report, draw: Callable[[Any], Any], otherwise: Callable[[Any], None], *, transient: bool
+) -> Generator[tuple[Callable[[Any], None], Callable[[str], None]]]:
+    """How to show a view, and how to say a line: drawn live where a terminal is there; else `otherwise` hears of it."""
     if not report.aside.is_terminal:
-        yield _Lines(report).show, lambda text: report.aside.print(text, soft_wrap=True)
+        yield otherwise, lambda text: report.aside.print(text, soft_wrap=True)
         return
     from rich.live import Live
 
-    with Live(console=report.aside, refresh_per_second=8, transient=True) as live:
+    with Live(console=report.aside, refresh_per_second=8, transient=transient) as live:
         yield (
-            lambda view: live.update(panel(view)),
+            lambda view: live.update(draw(view)),
             lambda text: live.console.print(text, soft_wrap=True, highlight=False),
         )
 
@@ -221,10 +261,10 @@ def _beside(bar: Any, grid: Any, share: float, text: str) -> Any:
     return line
 
 
-def keep_serving(report: Report, server: ServerProcess, login: Login) -> None:
+def keep_serving(report: Report, server: ServerProcess) -> None:
     """Serve on until an interrupt, which is how it is meant to end."""
     report.line(f"The server goes on at {server.url}/ until Ctrl-C; then everything of this run is erased.")
-    report.line(f"Operator: {server.url}/operator  name {login.name}, password {login.password}")
+    report.line(f"Operator: {server.url}/operator  name {server.login.name}, password {server.login.password}")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(0.5)
@@ -256,10 +296,22 @@ def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
     table.add_row("bytes up, with HTTP", size_text(summary.bytes_up))
     table.add_row("bytes down", size_text(summary.bytes_down))
     report.print(table)
+    report.print(_verdict(outcome, beside).sentence)
     report.print(_proof_table(outcome))
     for text in WHY[stage.task.name]:
         report.console.print(text)
         report.console.print()
+
+
+def _verdict(outcome: Outcome, beside: Comparison) -> Verdict:
+    """What the live crowd's accuracy is worth, beside the commonest answer and a model without privacy."""
+    return verdict(
+        outcome.proof.accuracy[-1],
+        classes=outcome.stage.task.classes or 2,
+        majority=beside.real.chance,
+        no_privacy=beside.real.central,
+        masked=outcome.stage.task.masking is not None,
+    )
 
 
 def _proof_table(outcome: Outcome) -> Any:
@@ -313,6 +365,7 @@ def _result(outcome: Outcome, beside: Comparison, seed: int, seconds: float) -> 
         "cohort_devices": outcome.cohort,
         "survivors": outcome.survivors,
         "devices_killed": outcome.killed,
+        "verdict": _verdict(outcome, beside).plain,
         "centralised": beside.real.central,
         "alone": beside.real.alone,
         "simulated": _simulated(beside.masked),

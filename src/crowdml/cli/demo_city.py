@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crowdml.cli.demo import NotKept, keep_serving
-from crowdml.cli.output import Report, epsilon_text, make_table, size_text
+from crowdml.cli.demo import NotKept, keep_serving, watched
+from crowdml.cli.output import Report, make_table, size_text
+from crowdml.texts import epsilon_text
 
 if TYPE_CHECKING:
     from crowdml.demo.city import Ended, Sight
     from crowdml.task import Task
 
 WHY = (
-    "Each device holds its own readings, and hears of its nearest how often each class occurred, with noise. Readings, "
-    "models and predictions stay with their owners (docs/protocols/proportions.md).",
-    "Protected is one measurement, not a person.",
+    "Each device holds its own readings, and hears from its nearest neighbours how often each class occurred, with "
+    "noise. Readings, models and predictions stay with their owners (docs/protocols/proportions.md).",
+    "The guarantee protects one measurement, not a person.",
 )
 
 
 def demo_city(report: Report, task: Task, devices: int, seconds: float, seed: int, *, keep: bool) -> None:
     """Serve, join, exchange, kill two, prove; and show it."""
     from crowdml.demo.city import City, set_scene
-    from crowdml.demo.process import run_until_signal
+    from crowdml.demo.process import in_own_folder, run_until_signal
 
     began, scene = time.perf_counter(), set_scene(task, devices, seed)
     report.aside.print(
@@ -34,42 +31,20 @@ def demo_city(report: Report, task: Task, devices: int, seconds: float, seed: in
         "its own. They say how often each class occurred, with noise, and nothing else.",
         soft_wrap=True,
     )
-    with tempfile.TemporaryDirectory(prefix="crowdml-demo-", ignore_cleanup_errors=True) as folder:
-        city = City(Path(folder), scene, seconds)
-        try:
-            with _shown(report) as (city.show, city.say):
-                ended = run_until_signal(city.run())
-            _show(report, ended)
-            report.plotted(lambda path: _plot(path, ended))
-            report.finish(_result(ended, seed, time.perf_counter() - began))
-            if not ended.proof.holds:
-                raise NotKept
-            if keep:
-                keep_serving(report, city.server, city.login)
-        except KeyboardInterrupt:
-            city.server.kill()  # nothing of it is kept
-            raise
-        finally:
-            city.stop()
-
-
-@contextmanager
-def _shown(report: Report) -> Generator[tuple[Callable[[list[Sight]], None], Callable[[str], None]]]:
-    """All terminals side by side where one is there; else what happens to the network."""
-    if not report.aside.is_terminal:
-        yield lambda _: None, lambda text: report.aside.print(text, soft_wrap=True)
-        return
-    from rich.live import Live
-
-    with Live(console=report.aside, refresh_per_second=8) as live:
-        yield (
-            lambda sights: live.update(terminals(sights)),
-            lambda text: live.console.print(text, soft_wrap=True, highlight=False),
-        )
+    with in_own_folder(lambda folder: City(folder, scene, seconds)) as city:
+        with watched(report, terminals, lambda _: None, transient=False) as (city.show, city.say):
+            ended = run_until_signal(city.run())
+        _show(report, ended)
+        report.plotted(lambda path: _plot(path, ended))
+        report.finish(_result(ended, seed, time.perf_counter() - began))
+        if not ended.proof.holds:
+            raise NotKept
+        if keep:
+            keep_serving(report, city.server)
 
 
 def terminals(sights: list[Sight]) -> Any:
-    """Of each device its place, and the last line on its own terminal: what it predicts, and how often it was right."""
+    """Each device's place, and the last line on its own terminal: what it predicts, and how often it was right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -121,7 +96,7 @@ def _show(report: Report, ended: Ended) -> None:
 
 
 def _shares(ended: Ended) -> list[tuple[str, float, float]]:
-    """Of each class its share by the noisy counts, and how far noise takes it in 95 of 100 cases."""
+    """Each class's share by the noisy counts, and how far noise takes it in 95 of 100 cases."""
     noisy = ended.counts
     reach = 1.96 * noisy.variance**0.5 / max(1, noisy.samples)
     classes = ended.scene.task.labels.classes

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from crowdml.cli.numbers import MANY, Number, Whole
-from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, make_table, size_text
+from crowdml.cli.output import OutputError, Report, json_option, make_table, plugin_option, size_text
 from crowdml.errors import CrowdmlError
-from crowdml.texts import count_text, number_text, one_line
+from crowdml.texts import count_text, epsilon_text, number_text, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from crowdml.device.folder import Consent, Folder
     from crowdml.device.joining import Invited
     from crowdml.device.sources import SampleSource
+    from crowdml.price import Price
     from crowdml.task import Task
 
 T = TypeVar("T")
@@ -44,37 +45,36 @@ SHOWN_TO_OTHERS = (
     "it where they can see it, would be a release that nobody charged."
 )
 
+FOLDER = "crowdml-device"
 folder_option = click.option(
-    "--folder",
-    default="crowdml-device",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The device's folder.",
+    "--folder", default=FOLDER, show_default=True, type=click.Path(path_type=Path), help="The device's folder."
 )
 ca_option = click.option(
     "--ca",
     "--certificate",
     "ca",
     type=click.Path(exists=True, dir_okay=False),
-    help="Certificates to trust instead of the system's, such as a server's own authority; kept in the folder.",
+    help="Certificates to trust instead of the system's, such as the server's own authority. Kept in the folder.",
 )
-task_option = click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where several run.")
+task_option = click.option("--task", "wanted", metavar="NAME", help="The task, by name or hash, if several run.")
 yes_option = click.option("--yes", is_flag=True, help="Accept the task's promise and price without being asked.")
-most_option = click.option("--check-ins", "most", type=Whole(1, MANY), help="Stop after so many check-ins.")
+most_option = click.option("--check-ins", "most", type=Whole(1, MANY), help="Stop after this many check-ins.")
 fleet_most_option = click.option(
-    "--check-ins", "most", type=Whole(1, MANY), help="Stop each device after so many check-ins of its own."
+    "--check-ins", "most", type=Whole(1, MANY), help="Stop each device after this many check-ins."
 )
-seconds_option = click.option("--seconds", type=Number(0, MANY), help="Stop after so many seconds.")
+seconds_option = click.option("--seconds", type=Number(0, MANY), help="Stop after this many seconds.")
 new_data_option = click.option(
-    "--new-data", is_flag=True, help="After a lost ledger: say that nothing of this source was ever given."
+    "--new-data", is_flag=True, help="After a lost ledger: confirm that no row of this source was ever given."
 )
 header_option = click.option(
     "--header",
     type=click.Choice(["yes", "no"]),
-    help="Whether the first line of a CSV file is a heading; without it, where none of its fields is a number.",
+    help="Whether the first line of a CSV file is a header. Default: yes if none of its fields is a number.",
 )
+label_option = click.option("--label", metavar="COLUMN", help="Of a CSV file: the column of labels. Default: the last.")
+ignore_option = click.option("--ignore", metavar="COLUMN", multiple=True, help="Of a CSV file: a column to leave out.")
 seed_option = click.option(
-    "--seed", type=Whole(0, 2**63 - 1), help="For the data set 'synthetic' alone: the seed it is made from."
+    "--seed", type=Whole(0, 2**63 - 1), help="The seed of the data set 'synthetic'; for no other source."
 )
 
 
@@ -87,29 +87,34 @@ seed_option = click.option(
     help="shard:NAME, csv:PATH, ndjson:PATH or python:MODULE:FUNCTION; csv:- and ndjson:- read stdin.",
 )
 @header_option
-@click.option("--shard", metavar="I/N", help="Read every N-th row of the source, from the I-th on (counted from 0).")
-@click.option("--place", metavar="NAME", help="Where this device stands, of a task with places: a name or its number.")
-@click.option("--listen", metavar="HOST:PORT", help="Let peers on this network bring their letters here as well.")
+@label_option
+@ignore_option
+@click.option("--shard", metavar="I/N", help="Read every N-th row of the source, starting at row I (counted from 0).")
+@click.option("--place", metavar="NAME", help="The place of this device, by name or number, in a task with places.")
+@click.option("--listen", metavar="HOST:PORT", help="Also accept messages directly from peers on this network.")
 @click.option(
-    "--peer", "peers", metavar="NAME=URL", multiple=True, help="Bring letters to the peer at this place as well."
+    "--peer", "peers", metavar="NAME=URL", multiple=True, help="Also send messages directly to the peer at this place."
 )
 @folder_option
 @task_option
 @yes_option
-@click.option("--hours", metavar="HH:MM-HH:MM", help="Work in these hours of local time only.")
-@click.option("--on-mains", is_flag=True, help="Work on mains power only.")
-@click.option("--unmetered", metavar="COMMAND", help="Work while this command succeeds, such as a look at the network.")
+@click.option("--hours", metavar="HH:MM-HH:MM", help="Run only during these hours, local time.")
+@click.option("--on-mains", is_flag=True, help="Run only on mains power.")
+@click.option("--unmetered", metavar="COMMAND", help="Run only while this command succeeds, such as a network test.")
 @ca_option
 @most_option
 @seconds_option
 @new_data_option
 @seed_option
+@plugin_option
 @json_option
 def join(
     link: str,
     code: str | None,
     source: str,
     header: str | None,
+    label: str | None,
+    ignore: tuple[str, ...],
     shard: str | None,
     place: str | None,
     listen: str | None,
@@ -127,9 +132,9 @@ def join(
     seed: int | None,
     json_path: str | None,
 ) -> None:
-    """Join a study by the LINK of an invitation: see its promise and price, accept, and take part.
+    """Join a study by the LINK of an invitation: read its promise and price, accept, and take part.
 
-    LINK is https://.../join/CODE; the server's address and the CODE after it will do as well.
+    LINK is https://.../join/CODE. You can also give the server's address and the CODE.
     """
     from crowdml.device.conditions import Conditions, parse_hours
     from crowdml.device.files import Share, parse_share
@@ -148,7 +153,8 @@ def join(
 
     def prepare(task: Task) -> tuple[SampleSource, int]:
         where = find_place(task, find(task), place, home.place(task.hash))
-        reader = open_source(source, task, share, seed=seed, header=_yes_or_no(header), tell=report.line)
+        columns: Any = {"header": _yes_or_no(header), "label": label, "ignore": ignore}
+        reader = open_source(source, task, share, seed=seed, tell=report.line, **columns)
         rows.look_at(task, [reader])
         return reader, where
 
@@ -183,30 +189,39 @@ def join(
     rows.check_given(summary)
 
 
-@click.command(short_help="Run many real devices from one process.")
+@click.command(short_help="Run many real devices in one process.")
 @click.argument("link")
 @click.argument("code", required=False)
-@click.option("--devices", default=100, show_default=True, type=Whole(1, 100_000), help="How many devices.")
-@click.option("--source", required=True, help="shard:NAME, csv:PATH or ndjson:PATH; dealt out over the devices.")
+@click.option(
+    "--devices", type=Whole(1, 100_000), help="Number of devices. Default: 100, or those that --device names."
+)
+@click.option("--source", required=True, help="shard:NAME, csv:PATH or ndjson:PATH; the devices share its rows.")
 @header_option
+@label_option
+@ignore_option
+@click.option("--device", metavar="COLUMN", help="Of a CSV file: the column that says which device holds a row.")
 @click.option(
     "--folder", default="crowdml-fleet", show_default=True, type=click.Path(path_type=Path), help="The fleet's folder."
 )
 @task_option
 @yes_option
-@click.option("--connections", default=64, show_default=True, type=Whole(1, 4096), help="Open at once, at most.")
+@click.option("--connections", default=64, show_default=True, type=Whole(1, 4096), help="Most open connections.")
 @ca_option
 @fleet_most_option
 @seconds_option
 @new_data_option
 @seed_option
+@plugin_option
 @json_option
 def fleet(
     link: str,
     code: str | None,
-    devices: int,
+    devices: int | None,
     source: str,
     header: str | None,
+    label: str | None,
+    ignore: tuple[str, ...],
+    device: str | None,
     folder: Path,
     wanted: str | None,
     yes: bool,
@@ -218,20 +233,23 @@ def fleet(
     seed: int | None,
     json_path: str | None,
 ) -> None:
-    """Run many real devices from one process, by the LINK of an invitation for as many: for trials and load.
+    """Run many real devices in one process, for trials and load tests. LINK must be an invitation for that many.
 
-    LINK is https://.../join/CODE; the server's address and the CODE after it will do as well.
+    LINK is https://.../join/CODE. You can also give the server's address and the CODE.
     """
     from crowdml.device.folder import Folder
     from crowdml.device.joining import read_link
     from crowdml.device.places import needs_place
-    from crowdml.device.sources import deal_sources
+    from crowdml.device.sources import deal_sources, holders_in
     from crowdml.protocols import find
 
     report = Report(json_path)
+    if device is not None and devices is not None:
+        raise OutputError("--device says who holds each row, so how many devices there are, too. Leave out --devices.")
     url, code = read_link(link, code)
+    devices = devices or 100 if device is None else holders_in(source, device)
     home = Folder(folder)
-    attempt, rows = Attempt(home), RowCheck(report, source, home)
+    attempt, rows = Attempt(home), RowCheck(report, source, home, uneven=device is not None)
 
     def prepare(task: Task) -> list[SampleSource]:
         if needs_place(task, find(task)) and devices > len(task.places):
@@ -239,7 +257,8 @@ def fleet(
                 f"Task {task.name!r} lists {len(task.places)} places, and each takes one device. Nothing was sent. Say "
                 f"--devices {len(task.places)} or fewer."
             )
-        readers = deal_sources(source, task, devices, seed=seed, header=_yes_or_no(header), tell=report.line)
+        columns: Any = {"header": _yes_or_no(header), "label": label, "ignore": ignore, "device": device}
+        readers = deal_sources(source, task, devices, seed=seed, tell=report.line, **columns)
         rows.look_at(task, readers)
         return readers
 
@@ -277,12 +296,13 @@ def fleet(
     rows.check_given(summary)
 
 
-@click.command(short_help="Ask a device what comes next.")
+@click.command(short_help="Ask a device for its next prediction.")
 @folder_option
-@click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, where the device has several.")
+@click.option("--task", "wanted", metavar="NAME", help="Which task, by name or hash, if the device has several.")
+@plugin_option
 @json_option
 def predict(folder: Path, wanted: str | None, json_path: str | None) -> None:
-    """Ask a device with peers what comes next: from its own samples and what its peers said. Nothing is sent."""
+    """Ask a device with peers for its next prediction, from its own samples and its peers' messages. Sends nothing."""
     from crowdml.device.folder import Folder
     from crowdml.device.learning import outlook, recall
     from crowdml.protocols import find
@@ -314,10 +334,10 @@ def predict(folder: Path, wanted: str | None, json_path: str | None) -> None:
 @click.command()
 @folder_option
 @click.option("--yes", is_flag=True, help="Leave without being asked.")
-@click.option("--even-if-unreachable", is_flag=True, help="Erase the folder though the server could not be told.")
+@click.option("--even-if-unreachable", is_flag=True, help="Erase the folder even if the server cannot be reached.")
 @json_option
 def leave(folder: Path, yes: bool, even_if_unreachable: bool, json_path: str | None) -> None:
-    """Leave: stop, tell the server, erase the device's folder. Says what cannot be undone."""
+    """Leave a study: tell the server, and erase the device's folder. Says first what cannot be undone."""
     from crowdml.device.client import Unreachable
     from crowdml.device.folder import Folder
     from crowdml.device.joining import withdraw
@@ -387,18 +407,27 @@ def _yes_or_no(given: str | None) -> bool | None:
 class RowCheck:
     """What an owner hears of the rows before they decide: too few of them, and those that cannot be used."""
 
-    def __init__(self, report: Report, source: str, home: Folder) -> None:
+    def __init__(self, report: Report, source: str, home: Folder, *, uneven: bool = False) -> None:
         self._report, self._source, self._home, self._is_new = report, source, home, not home.joined
+        self._uneven = uneven
         self._too_few: CrowdmlError | None = None
 
     def look_at(self, task: Task, readers: list[SampleSource]) -> None:
         """Refuse too few rows before anything is sent. A device that has joined sends first what still waits."""
-        from crowdml.device.rows import Faults
+        from crowdml.device.rows import Faults, clipped_text
         from crowdml.device.sources import LOOKED_THROUGH, check_enough
         from crowdml.protocols import find
 
+        batch = find(task).batch(task)
+        few = sum((each.count or 0) < batch for each in readers) if self._uneven else 0
+        if 0 < few < len(readers):
+            self._report.print(
+                f"{few:,} of {len(readers):,} devices hold fewer rows than the {batch:,} that a check-in takes: "
+                "they give nothing."
+            )
+            readers = [each for each in readers if (each.count or 0) >= batch]
         try:
-            check_enough(self._source, readers, find(task).batch(task))
+            check_enough(self._source, readers, batch)
         except CrowdmlError as error:
             if self._is_new or not self._waits(task):
                 raise
@@ -416,6 +445,8 @@ class RowCheck:
                 f"{faults.total:,} of {count_text(tried, 'row')} cannot be used: {faults}. Such rows count as empty "
                 f"samples and cost as much as others; nobody but you is told.{hint}"
             )
+        if faults.clipped:
+            self._report.print(clipped_text(faults.clipped))
 
     def _waits(self, task: Task) -> bool:
         """Whether a folder that joined may have something to do without new samples."""
@@ -477,9 +508,10 @@ async def _welcome(
 
     from crowdml.device.client import Unreachable
     from crowdml.device.fleet import Fleet
-    from crowdml.device.folder import offer
+    from crowdml.device.folder import consent_to
     from crowdml.device.joining import choose_task, enrol_device, fetch_task, pinned, withdraw
     from crowdml.device.runner import Clock
+    from crowdml.price import Price
     from crowdml.wire.problems import Problem
 
     clock, early, invited = Clock(), None, None
@@ -509,11 +541,12 @@ async def _welcome(
                 pinned(home, client, (await enrol_device(client, early, code, hash_))[0], ca)
             task, protocol = await fetch_task(client, hash_, early, clock)
     named = invited.run_by if invited is not None else ""
-    shown = replace(offer(task, protocol), run_by=f"{named} ({client.url})" if named else client.url)
+    price = Price.of(protocol, task)
+    shown = replace(consent_to(price), run_by=f"{named} ({client.url})" if named else client.url)
     try:
         prepared = prepare(task)
         if shown.task not in known:
-            _show(report, shown, home, single=single)
+            _show(report, shown, price, home, single=single)
             if not yes:
                 _ask("Take part?", "Nothing was sent.")
     except CrowdmlError:
@@ -548,10 +581,8 @@ async def _admitted(client: Client, home: Folder, code: str, devices: int, *, si
     return invited
 
 
-def _show(report: Report, shown: Consent, home: Folder, *, single: bool = True) -> None:
+def _show(report: Report, shown: Consent, price: Price, home: Folder, *, single: bool = True) -> None:
     """The study, its promise and its price, as the device's owner reads them before they decide."""
-    from crowdml.privacy.odds import odds
-
     report.heading(shown.title or shown.name)
     for name, text in (("Purpose", shown.purpose), ("Run by", shown.run_by), ("It reads", shown.collects)):
         if text:
@@ -559,29 +590,8 @@ def _show(report: Report, shown: Consent, home: Folder, *, single: bool = True) 
     report.print("What leaves this device:")
     for promise in shown.promises:
         report.print(f" - {one_line(promise)}")
-    most, delta = shown.check_ins, number_text(shown.delta)
-    times = "a check-in" if most is None else f"all {most:,} check-ins it may make" if most > 1 else "its only check-in"
-    serves = "" if shown.uses == 1 else f" in all the {shown.uses:,} check-ins in which it serves"
-    if shown.colluders is None:
-        condition = f"The price, at δ = {delta}"
-    else:
-        report.print(
-            "All of it leaves under masks: as long as nobody breaks X25519 or AES, the server sees the sum over a "
-            "cohort, and no device's own values. A colluder is a device that works with the server, or is curious "
-            "about the others."
-        )
-        condition = f"The price with at most {count_text(shown.colluders, 'colluder')}, at δ = {delta}"
-    report.print(
-        f"{condition}: any one sample loses at most ε = {epsilon_text(shown.epsilon_sample)}{serves}; "
-        f"the device, as if all its samples were replaced, ε = {epsilon_text(shown.epsilon_device)} after {times}."
-    )
-    report.print(odds(shown.epsilon_sample, shown.delta).sentence)
-    if shown.epsilon_sample_alone is not None and shown.epsilon_device_alone is not None:
-        report.print(
-            "If everyone else colludes, or the server made them up: a sample ε = "
-            f"{epsilon_text(shown.epsilon_sample_alone)}, "
-            f"the device ε = {epsilon_text(shown.epsilon_device_alone)}."
-        )
+    for sentence in price.sentences:
+        report.print(sentence)
     leave = f", and leave for good with `crowdml leave --folder {one_line(str(home.path))}`" if single else ""
     report.print(f"You can stop at any time with Ctrl-C{leave}. What was given until then stays in the model.")
     report.line(f"Task {shown.name}, by its sha256:\n{shown.task}")

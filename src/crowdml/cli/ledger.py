@@ -10,8 +10,8 @@ import click
 
 from crowdml.cli.budget import budget_text
 from crowdml.cli.numbers import MANY, Number, Whole
-from crowdml.cli.output import OutputError, Report, epsilon_text, json_option, loss_epsilon, make_table
-from crowdml.texts import count_text, local_time, number_text, one_line
+from crowdml.cli.output import OutputError, Report, json_option, make_table
+from crowdml.texts import count_text, epsilon_text, local_time, number_text, one_line
 
 if TYPE_CHECKING:
     from crowdml.device.client import Client
@@ -31,19 +31,19 @@ LINK_LASTS = 600
     default="crowdml-device",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="The device's folder, or the file.",
+    help="The device's folder, or its ledger file.",
 )
 @click.option(
-    "--delta", default=1e-6, type=Number(0, 1), show_default=True, help="The delta at which totals are stated."
+    "--delta", default=1e-6, type=Number(0, 1), show_default=True, help="The delta at which totals are computed."
 )
 @click.option("--last", default=20, type=Whole(0, MANY), show_default=True, help="How many charges to show.")
-@click.option("--web", is_flag=True, help="Make a link to the owner's page; it opens once, within ten minutes.")
-@click.option("--no-open", is_flag=True, help="With --web: print the link and open no browser.")
+@click.option("--web", is_flag=True, help="Print a link to the owner's page. It works once, within ten minutes.")
+@click.option("--no-open", is_flag=True, help="With --web: do not open a browser.")
 @click.option("--verify", is_flag=True, help="Check the server's receipts: its signature, and its chain if it answers.")
 @click.option(
     "--transcript",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --verify: an exported transcript to look for this device's check-ins in.",
+    help="With --verify: also look for this device's check-ins in this transcript.",
 )
 @json_option
 def ledger(
@@ -56,7 +56,7 @@ def ledger(
     transcript: Path | None,
     json_path: str | None,
 ) -> None:
-    """Show what this device has spent: both totals, and its charges, newest first."""
+    """Show what this device has spent: the totals of a sample and of the device, and its charges, newest first."""
     report = Report(json_path)
     if web and verify:
         raise click.UsageError("--web and --verify are two questions; ask them one after the other.")
@@ -72,27 +72,27 @@ def ledger(
 
 def _show(report: Report, folder: Path, delta: float, last: int) -> None:
     from crowdml.device.folder import Folder
-    from crowdml.storage.ledger import Ledger
+    from crowdml.privacy.losses import Total
+    from crowdml.storage.ledger import Ledger, paid_in
 
     path = _path(folder)
     home = Folder(path.parent)
     names = _titles(home)
     with Ledger(path, must_exist=True) as book:
         charges, given = book.charges(), book.samples_given()
-        tops = [book.dearest_sample(delta), book.dearest_sample(delta, alone=True)]
-        whole, whole_alone = book.device_total().epsilon(delta), book.device_total(alone=True).epsilon(delta)
+        paid = paid_in([book], delta)
         said, found = budget_text(home.budget, [book], home.path)
-    dearest, dearest_alone = (0.0 if top is None else top[1].epsilon(delta) for top in tops)
     masked = any(charge.alone is not None for charge in charges)
     report.print(
-        f"Any one sample has paid at most ε = {epsilon_text(dearest)}, the device as a whole ε = {epsilon_text(whole)} "
+        f"Any one sample has paid at most ε = {epsilon_text(paid.sample)}, the device as a whole ε = "
+        f"{epsilon_text(paid.device)} "
         f"(δ = {number_text(delta)}), in {count_text(len(charges), 'charge')} on {count_text(given, 'sample')}"
         f"{', with no more colluders than the studies say' if masked else ''}."
     )
     if masked:
         report.print(
-            f"If everyone else colludes: any one sample at most ε = {epsilon_text(dearest_alone)}, "
-            f"the device as a whole ε = {epsilon_text(whole_alone)}."
+            f"If everyone else colludes: any one sample at most ε = {epsilon_text(paid.sample_alone)}, "
+            f"the device as a whole ε = {epsilon_text(paid.device_alone)}."
         )
     report.print(said)
     price = "ε of a sample" + "\nif all collude" * masked
@@ -101,13 +101,13 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
         table = make_table("when", "what", "samples", price, "seen by", title=title, numbers=False)
         for charge in charges[:last]:
             if charge.task == task:
-                paid = epsilon_text(loss_epsilon(charge.loss, delta))
-                alone = epsilon_text(loss_epsilon(charge.alone or charge.loss, delta))
+                once = epsilon_text(Total.of([charge.loss]).epsilon(delta))
+                alone = epsilon_text(Total.of([charge.alone or charge.loss]).epsilon(delta))
                 table.add_row(
                     local_time(charge.charged_at),
                     charge.mechanism,
                     f"{charge.first_sample}-{charge.last_sample}",
-                    paid + f"\n{alone}" * masked,
+                    once + f"\n{alone}" * masked,
                     charge.observer.value,
                 )
         report.print(table)
@@ -117,10 +117,7 @@ def _show(report: Report, folder: Path, delta: float, last: int) -> None:
         {
             "path": str(path),
             "delta": delta,
-            "epsilon_sample": dearest,
-            "epsilon_device": whole,
-            "epsilon_sample_alone": dearest_alone,
-            "epsilon_device_alone": whole_alone,
+            **paid.plain,
             "samples": given,
             "budget": found,
             "charges": [{**_plain(charge), "title": names.get(charge.task)} for charge in charges],

@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-__all__ = ["MANY", "Number", "Whole"]
-
 MANY = 10**9
 """The largest count where nothing else bounds it."""
 

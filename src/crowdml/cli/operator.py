@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crowdml.cli.hosting import open_store, store_options
 from crowdml.cli.numbers import MANY, Whole
 from crowdml.cli.output import OutputError, Report, check_place, make_table, whole_file
 from crowdml.cli.serve import ONLY_HERE
-from crowdml.cli.server import open_store, store_options
 from crowdml.texts import local_time, one_line
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def operator() -> None:
-    """Those who may log in on the server's portal."""
+    """Manage the accounts that may log in to the server's portal."""
 
 
 @operator.command("add")
@@ -45,7 +45,7 @@ def add(name: str, folder: Path, database: str | None, json_path: str | None) ->
 @click.argument("name")
 @store_options
 def password(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
-    """Give the operator NAME a new password; open sessions end."""
+    """Give the operator NAME a new password, and end their sessions."""
     from crowdml.server.hub import utc_now
 
     report = Report(json_path)
@@ -75,7 +75,7 @@ def list_(folder: Path, database: str | None, json_path: str | None) -> None:
 @click.argument("name")
 @store_options
 def remove(name: str, folder: Path, database: str | None, json_path: str | None) -> None:
-    """Remove the operator NAME, whose sessions end. The last one stays."""
+    """Remove the operator NAME and end their sessions. The last operator cannot be removed."""
     from crowdml.server.hub import utc_now
     from crowdml.storage.server.operating import remove_operator
 
@@ -111,7 +111,7 @@ def _new_password(name: str) -> str:
 
 @click.command()
 @click.option(
-    "--task", "names", multiple=True, metavar="NAME", help="To which task, by name or hash; without it to all."
+    "--task", "names", multiple=True, metavar="NAME", help="The task to invite to, by name or hash. Default: all tasks."
 )
 @click.option(
     "--number",
@@ -120,17 +120,14 @@ def _new_password(name: str) -> str:
     show_default=True,
     help="How many invitations, each with a code of its own.",
 )
-@click.option("--uses", default=1, type=Whole(0, MANY), show_default=True, help="For how many devices each of them is.")
+@click.option("--uses", default=1, type=Whole(0, MANY), show_default=True, help="How many devices may use each one.")
 @click.option("--ends", default="30d", show_default=True, help="When they end: 30d, 12h, 2w, a date, or never.")
 @click.option(
-    "--rate",
-    type=Whole(0, MANY),
-    default=None,
-    help="How many devices an hour each lets in; without it any number.",
+    "--rate", type=Whole(0, MANY), default=None, help="Most devices per hour for each invitation. Default: no limit."
 )
-@click.option("--label", default="", help="What they are called in lists.")
-@click.option("--address", default=None, help="Where devices reach the server; without it where it listened last.")
-@click.option("--csv", "csv_path", metavar="PATH", default=None, help="Write label, code, URL and command of each.")
+@click.option("--label", default="", help="The name of the invitations in lists.")
+@click.option("--address", default=None, help="The server's address for devices. Default: where it listened last.")
+@click.option("--csv", "csv_path", metavar="PATH", default=None, help="Write a table: label, code, URL, command.")
 @click.option("--sheet", "sheet_path", metavar="PATH.html", default=None, help="Write QR codes to print on A4.")
 @store_options
 def invite(
@@ -147,7 +144,7 @@ def invite(
     database: str | None,
     json_path: str | None,
 ) -> None:
-    """Make invitations. Their codes are shown or written now, and kept nowhere."""
+    """Make invitations. Their codes are printed or written once, and kept nowhere."""
     from crowdml.server.export import find_hash
     from crowdml.server.hub import utc_now
     from crowdml.server.invitations import (
@@ -159,8 +156,6 @@ def invite(
         parse_end,
         public_address,
         sheet_html,
-        title_of,
-        trust_words,
     )
 
     report, now = Report(json_path), utc_now()
@@ -185,9 +180,7 @@ def invite(
             rate=rate,
             tasks=hashes,
             label=label,
-            title=title_of(store, hashes),
             by="the command line",
-            trust=trust_words(store),
         )
     for path, text in ((csv_path, batch_csv), (sheet_path, sheet_html)):
         if path is not None:
@@ -214,13 +207,13 @@ def invite(
 
 @click.group()
 def invitation() -> None:
-    """Invitations that were made: look at them, end them."""
+    """List and end invitations."""
 
 
 @invitation.command("list")
 @store_options
 def list_invitations(folder: Path, database: str | None, json_path: str | None) -> None:
-    """List the invitations, newest first; those made at once together. Codes are not kept."""
+    """List the invitations, newest first, one line for those made together. Codes are not kept."""
     from crowdml.server.hub import utc_now
     from crowdml.server.invitations import sheets
 
@@ -247,7 +240,7 @@ def list_invitations(folder: Path, database: str | None, json_path: str | None) 
 @click.argument("wanted", metavar="ID")
 @store_options
 def end(wanted: str, folder: Path, database: str | None, json_path: str | None) -> None:
-    """End the invitations with this ID (of `crowdml invitation list`); devices that joined stay."""
+    """End the invitations with this ID (see `crowdml invitation list`). Devices that joined stay."""
     from crowdml.server.hub import utc_now
     from crowdml.server.invitations import sheets
     from crowdml.storage.server.operating import end_sheet

@@ -20,7 +20,7 @@ import click
 
 from crowdml.cli.plain import PlainConsole, PlainProgress, PlainTable
 from crowdml.errors import CrowdmlError
-from crowdml.texts import harmless, number_text, one_line
+from crowdml.texts import harmless, one_line
 from crowdml.texts import size_text as size_text  # what commands print
 
 if TYPE_CHECKING:
@@ -28,12 +28,29 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from crowdml.privacy.losses import Loss
-
 PLOTS = (".png", ".svg", ".pdf")
 
 json_option = click.option(
     "--json", "json_path", metavar="PATH", help="Write the result as one JSON object; '-' means stdout."
+)
+
+
+def _load_plugins(_: click.Context, __: click.Parameter, paths: tuple[Path, ...]) -> None:
+    if paths:
+        from crowdml.protocols.registry import load_plugin
+
+        for path in paths:
+            load_plugin(path)
+
+
+plugin_option = click.option(
+    "--plugin",
+    multiple=True,
+    metavar="FILE.py",
+    type=click.Path(path_type=Path),
+    expose_value=False,
+    callback=_load_plugins,
+    help="Run this file, which defines a protocol, a model or a feature map that tasks may name: for trying one.",
 )
 
 
@@ -212,18 +229,6 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def epsilon_text(epsilon: float) -> str:
-    """Four digits, as the ledger computes it; words where there is no guarantee."""
-    return "none: no noise" if math.isinf(epsilon) else number_text(epsilon, 4)
-
-
-def loss_epsilon(loss: Loss, delta: float) -> float:
-    """What one release costs by itself, at delta, whatever its noise proves: the number that people compare."""
-    from crowdml.privacy.losses import Total
-
-    return Total.of([loss]).epsilon(delta)
 
 
 def say_error(sentence: str) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from itertools import zip_longest
-from types import TracebackType
 from typing import Any
 
 import click
-
-__all__ = ["PlainConsole", "PlainProgress", "PlainTable"]
 
 WIDTH = 100
 
@@ -62,9 +59,7 @@ class PlainProgress:
     def __enter__(self) -> PlainProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return
 
     def add_task(self, *_: Any, **__: Any) -> int:

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Reproduce figures of the papers.")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--quick", is_flag=True, help="A small run for a look or a test.")
-@click.option("--trials", type=Whole(1, 10_000), help="How many trials; without it the figure's own number.")
-@click.option("--all", "everything", is_flag=True, help="Every figure.")
+@click.option("--quick", is_flag=True, help="A small, quick run.")
+@click.option("--trials", type=Whole(1, 10_000), help="Number of trials. Default: the figure's own.")
+@click.option("--all", "everything", is_flag=True, help="Make every figure.")
 @click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Write plot, JSON and tables of each figure there."
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder for the plot, JSON and tables of each figure."
 )
 @json_option
 def reproduce(
     ids: tuple[str, ...], quick: bool, trials: int | None, everything: bool, out: Path | None, json_path: str | None
 ) -> None:
-    """Reproduce figures of the papers by name, e.g. hamm2015/fig4; without a name, list them with their state."""
+    """Reproduce figures of the papers by name, e.g. hamm2015/fig4. Without a name, list them and the data they need."""
     from crowdml.experiments.registry import FIGURES, find_figure, listing
     from crowdml.experiments.registry import reproduce as make
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crowdml.cli.numbers import MANY, Number, Whole
-from crowdml.cli.output import OutputError, Report, json_option
+from crowdml.cli.output import OutputError, Report, json_option, plugin_option
 
 if TYPE_CHECKING:
     from crowdml.server.logs import Shape
@@ -23,58 +23,55 @@ ONLY_HERE = (
 
 @click.command(short_help="Run a server until it is stopped.")
 @click.option("--folder", default="crowdml-server", show_default=True, type=click.Path(path_type=Path),
-              help="Where the server keeps everything.")  # fmt: skip
-@click.option(
-    "--database", default=None, help="A database elsewhere: postgresql://... instead of SQLite in the folder."
-)
+              help="The server's folder.")  # fmt: skip
+@click.option("--database", default=None, help="URL of a database, postgresql://..., instead of SQLite in the folder.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=Whole(0, 65_535), default=8080, show_default=True,
               help="The port to listen on; 0 picks a free one.")  # fmt: skip
-@click.option("--task", "tasks", multiple=True, help="A task to host: a file, or the name of one that is shipped.")
+@click.option("--task", "tasks", multiple=True, help="A task to host: a file, or the name of a shipped task.")
 @click.option(
-    "--invite", default=0, type=Whole(0, 1_000_000), show_default=True, help="Print an invitation for so many devices."
+    "--invite", default=0, type=Whole(0, 1_000_000), show_default=True, help="Print an invitation for N devices."
 )
 @click.option("--certificate", nargs=2, default=None, type=click.Path(path_type=Path),
-              help="TLS: the files of the certificate chain and of its key.")  # fmt: skip
+              help="Use TLS with these two files: the certificate chain and its key.")  # fmt: skip
 @click.option(
-    "--tls-local", is_flag=True, help="TLS by an authority of the folder's own, which devices are told to trust."
+    "--tls-local", is_flag=True, help="Use TLS with an authority of this folder's own, which devices must trust."
 )
 @click.option("--log", "shape", type=click.Choice(["plain", "json"]), default="plain", show_default=True,
-              help="The log on stderr: lines for people, or a JSON object a line.")  # fmt: skip
+              help="Format of the log on stderr: plain text, or one JSON object per line.")  # fmt: skip
 @click.option(
     "--address-rate",
     type=Number(0.1, MANY),
     default=None,
     show_default="1000",
-    help="Requests a second from one address that nobody signed; its burst is five times as many.",
+    help="Unsigned requests per second from one address; a burst may be five times as many.",
 )
 @click.option("--connections", type=Whole(1, MANY), default=None, show_default="10000",
-              help="Connections at once.")  # fmt: skip
+              help="Most connections at once.")  # fmt: skip
 @click.option("--address-connections", type=Whole(1, MANY), default=None, show_default="256",
-              help="Connections of one address at once; of IPv6, of one /64.")  # fmt: skip
+              help="Most connections at once from one address (IPv6: from one /64).")  # fmt: skip
 @click.option(
-    "--behind-proxy",
-    is_flag=True,
-    help="A proxy on this machine says who asks: believe its X-Forwarded-For and X-Forwarded-Proto.",
+    "--behind-proxy", is_flag=True, help="Trust X-Forwarded-For and X-Forwarded-Proto from a proxy on this machine."
 )
 @click.option(
     "--device-rate",
     type=Number(0.001, MANY),
     default=None,
     show_default="5",
-    help="Check-ins a second of one device; its burst is ten times as many.",
+    help="Check-ins per second from one device; a burst may be ten times as many.",
 )
 @click.option(
     "--pace",
     type=Number(0.1, MANY),
     default=None,
     show_default="500",
-    help="Check-ins a second that the whole crowd is asked to keep to.",
+    help="Check-ins per second to ask of the whole crowd.",
 )
 @click.option("--snapshot-every", type=Whole(1, MANY), default=None, show_default="2000",
-              help="Check-ins of a task between snapshots.")  # fmt: skip
+              help="Number of check-ins between two snapshots of a task.")  # fmt: skip
 @click.option("--free-space", type=Number(0, 2**50), default=None, show_default="64",
-              help="MiB free on the disk below which nothing new is taken (507).")  # fmt: skip
+              help="Refuse check-ins (507) while less than this many MiB are free on the disk.")  # fmt: skip
+@plugin_option
 @json_option
 def serve(
     folder: Path,
@@ -87,16 +84,12 @@ def serve(
     tls_local: bool,
     shape: Shape,
     address_rate: float | None,
-    connections: int | None,
-    address_connections: int | None,
-    behind_proxy: bool,
     device_rate: float | None,
-    pace: float | None,
-    snapshot_every: int | None,
     free_space: float | None,
     json_path: str | None,
+    **more: Any,
 ) -> None:
-    """Run a server until it is stopped; what it acknowledged survives any stop."""
+    """Run a server until it is stopped. Check-ins that it acknowledged survive even a kill -9."""
     from crowdml.protocols import settled
     from crowdml.server.limits import Limits
     from crowdml.server.logs import log_to_stderr
@@ -111,20 +104,16 @@ def serve(
     given: dict[str, Any] = {
         "address_rate": address_rate,
         "address_burst": address_rate and max(1, 5 * address_rate),
-        "connections": connections,
-        "address_connections": address_connections,
-        "behind_proxy": behind_proxy,
         "device_rate": device_rate,
         "device_burst": device_rate and max(1, 10 * device_rate),
-        "pace": pace,
-        "snapshot_every": snapshot_every,
         "free_space": None if free_space is None else int(free_space * 2**20),
+        **more,
     }
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
 
     def tell(started: Started) -> None:
         report.line(f"Serving {_states(started)} at {started.address}")
-        if started.address.startswith("http://") and not is_loopback(host) and not behind_proxy:
+        if started.address.startswith("http://") and not is_loopback(host) and not limits.behind_proxy:
             report.line("No TLS: whoever shares the network can read passwords and codes. Add --tls-local.")
         local = started.local
         if local is not None:

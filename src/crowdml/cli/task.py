@@ -1,7 +1,8 @@
-"""`crowdml task`: look at a task file before anybody runs it. What a server does with one is in `cli/server.py`."""
+"""`crowdml task`: look at a task file before anybody runs it. What a server does with one is in `cli/hosting.py`."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -10,22 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crowdml.cli.output import (
-    OutputError,
-    Report,
-    epsilon_text,
-    json_option,
-    loss_epsilon,
-    make_table,
-    size_text,
-    whole_file,
-)
-from crowdml.errors import TaskError
+from crowdml.cli.numbers import Number, Whole
+from crowdml.cli.output import OutputError, Report, json_option, make_table, plugin_option, size_text, whole_file
+from crowdml.cli.tables import column_options, table_options
+from crowdml.errors import DataError, PluginError, TaskError
 from crowdml.task import find_task, shipped, shipped_text
-from crowdml.texts import did_you_mean, number_text
+from crowdml.texts import did_you_mean, epsilon_text, number_text
 
 if TYPE_CHECKING:
-    from crowdml.protocol import Quote, QuotedRow
+    from crowdml.datasets.tables import Columns
+    from crowdml.shape import Shape
     from crowdml.task import Task
 
 
@@ -39,6 +34,18 @@ SHIPPED_DATA = {
     "traffic": "scats",
 }
 """What a shipped task is simulated on, where no data set has its name."""
+
+
+def usual_data(task: Task) -> str:
+    """The data set that a task was made for, or that has its name."""
+    from crowdml.datasets import NAMES
+
+    name = SHIPPED_DATA.get(task.name) or (task.name if task.name in NAMES else None)
+    if name is None:
+        raise DataError(
+            f"task {task.name!r} names no data set; say --data, a file with a table or one of {', '.join(NAMES)}."
+        )
+    return name
 
 
 SEEN_BY = {"aggregate": "whoever sees a cohort's sum", "devices": "other devices, with the server trusted"}
@@ -63,13 +70,14 @@ def task() -> None:
 
 @task.command("list")
 @click.option(
-    "--folder", default=None, type=click.Path(path_type=Path), help="Of a server: list the tasks that it hosts instead."
+    "--folder", default=None, type=click.Path(path_type=Path), help="A server's folder: list the tasks that it hosts."
 )
-@click.option("--database", default=None, help="A server's database elsewhere: postgresql://...")
+@click.option("--database", default=None, help="A server's database: postgresql://...")
+@plugin_option
 @json_option
 def list_(folder: Path | None, database: str | None, json_path: str | None) -> None:
-    """List the tasks that are shipped, or those that a server hosts."""
-    from crowdml.protocol import quote
+    """List the shipped tasks, or those that a server hosts."""
+    from crowdml.price import Price
     from crowdml.protocols import find, settled
 
     report = Report(json_path)
@@ -80,7 +88,7 @@ def list_(folder: Path | None, database: str | None, json_path: str | None) -> N
     rows: list[dict[str, Any]] = []
     for name in shipped():
         each = find_task(name)
-        price = quote(find(each), each)
+        price = Price.of(find(each), each)
         cost = price.sample_epsilon(each.privacy.uses)
         rows.append({"name": name, "title": each.title, "hash": settled(each).hash.hex(), "epsilon": cost})
         table.add_row(name, each.title, str(each.classes or "number"), epsilon_text(cost))
@@ -89,7 +97,7 @@ def list_(folder: Path | None, database: str | None, json_path: str | None) -> N
 
 
 def _list_hosted(report: Report, folder: Path | None, database: str | None) -> None:
-    from crowdml.cli.server import open_store
+    from crowdml.cli.hosting import open_store
     from crowdml.protocols import refusal
     from crowdml.server.validation import watched
     from crowdml.task import from_canonical
@@ -103,10 +111,12 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
             devices = len(store.last_seq(each.hash))
             ended = [one.detail for one in store.events(task=each.hash, limit=1000) if one.kind == "stopped"]
             found = from_canonical(each.canonical)
-            refused = refusal(found)
-            state = each.state if refused is None else "stopped"  # as a server shows it
-            why = ended[0] if ended and each.state == "stopped" else None if refused is None else refused.reason
-            seen = watched(store, found)
+            try:
+                refused, seen = refusal(found), watched(store, found)
+                state = each.state if refused is None else "stopped"  # as a server shows it
+                why = ended[0] if ended and each.state == "stopped" else None if refused is None else refused.reason
+            except PluginError as error:
+                state, why, seen = "aside", str(error), None
             rows.append({"name": each.name, "hash": each.hash.hex(), "state": state, "why": why,
                          "closed": each.closed, "check_ins": check_ins, "devices": devices,
                          "validation": None if seen is None else seen.plain()})  # fmt: skip
@@ -114,10 +124,11 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
             figure = "" if seen is None else seen.short(open_=False)
             cells.append((each.name, each.hash.hex()[:8], state, whom, f"{check_ins:,}", f"{devices:,}", figure))
             if why:
-                said.append(f"{each.name} is stopped: {why}.")
+                said.append(f"{each.name} is {state if state == 'stopped' else 'put aside'}: {why.rstrip('.')}.")
             if seen is not None:
                 stands = seen.said(stopped=state == "stopped")
-                said.append(f"{each.name} on {seen.found.terms.name}: {seen.text()}. {seen.promise()} {stands}")
+                worth = "" if seen.verdict is None else f" {seen.verdict.sentence}"
+                said.append(f"{each.name} on {seen.found.terms.name}: {seen.text()}.{worth} {seen.promise()} {stands}")
     columns = (
         "task",
         "hash",
@@ -138,21 +149,37 @@ def _list_hosted(report: Report, folder: Path | None, database: str | None) -> N
 
 @task.command()
 @click.argument("file_or_name", metavar="TASK")
+@click.option("--devices", type=Whole(1, 10**7), metavar="N", help="Devices that you expect: are they enough?")
+@click.option("--held", type=Whole(1, 10**7), metavar="M", help="Samples of each. Default: those of the budget.")
+@plugin_option
 @json_option
-def check(file_or_name: str, json_path: str | None) -> None:
-    """Check TASK (a file, or a shipped name) and print its price."""
-    from crowdml.protocol import check_budget
-    from crowdml.protocols import check_for_devices, find, settled
+def check(file_or_name: str, devices: int | None, held: int | None, json_path: str | None) -> None:
+    """Check TASK (a file, or a shipped name) and print its price.
+
+    Tells whether a crowd is too small for it, too.
+    """
+    from crowdml.price import check_budget
+    from crowdml.protocols import check_for_devices, check_plugins, find, remarks_on, settled
     from crowdml.server.sizes import check_sizes
+    from crowdml.suggest import expected_crowd
 
     report = Report(json_path)
+    check_plugins()
     with naming(file_or_name):
         found = settled(find_task(file_or_name))  # as it would be published: that is what its hash names
         price = check_budget(check_for_devices(found), found)
         if not found.as_published and found.privacy.mechanism != "none":  # those run in the simulator alone
             check_sizes(found, find(found))
-    batch = find(found).batch(found)
-    result = _priced(found, price, batch)
+    crowd = expected_crowd(found, devices, held)
+    result: dict[str, Any] = {
+        "name": found.name,
+        "hash": found.hash.hex(),
+        "as_published": found.as_published,
+        "model": _model(found),
+        "masking": _masking(found),
+        **_outlook(found, crowd),
+        **price.plain,
+    }
     report.heading(found.name, found.title)
     if found.as_published:
         report.print("As published: a paper's own formulas, for the simulator only.")
@@ -167,26 +194,43 @@ def check(file_or_name: str, json_path: str | None) -> None:
     for row in result["rows"]:
         seen_by = SEEN_BY.get(row["observer"], row["observer"])
         report.print(f" {row['row']}: {row['promise']}; visible to {seen_by}")
-    at, masked = f"at δ = {number_text(found.privacy.delta)}", found.masking is not None
-    with_some = f", with at most {found.masking.colluders} colluders" if found.masking is not None else ""
-    costs = make_table("after", "a sample's ε", "the device's ε", title=f"What it costs, {at}{with_some}")
-    left = make_table("after", "a sample's ε", "the device's ε", title=f"And if everyone else colludes, {at}")
-    for line in result["device"]:
-        costs.add_row(line["after"], epsilon_text(line["epsilon_sample"]), epsilon_text(line["epsilon"]))
-        alone = line["epsilon_sample_alone"], line["epsilon_alone"]
-        left.add_row(line["after"], *(epsilon_text(each) for each in alone))
+    costs = make_table("after", "a sample's ε", "the device's ε", title="What it costs")
+    for after, *epsilons in price.table:
+        costs.add_row(after, *map(epsilon_text, epsilons))
     report.print(costs)
-    if masked:
-        report.print(left)
-    report.print(
-        "The device's epsilon is for replacing all of its samples at once; a sample's epsilon, for replacing any one."
-    )
+    report.print(price.note)
     if result["masking"] is not None:
         _show_masking(report, result["masking"])
-    for remark in find(found).remarks(found):
+    for remark in remarks_on(found):
         report.print(remark)
+    _show_outlook(report, found, crowd, result["outlook"], asked=devices is not None or held is not None)
     report.line(f"sha256 {found.hash.hex()}")
     report.finish(result)
+
+
+def _outlook(found: Task, shape: Shape | None) -> dict[str, Any]:
+    """Whether the crowd that is expected is too small for the task's price, in a sentence."""
+    from crowdml.suggest import outlook
+
+    told = shape and outlook(found, shape)
+    crowd = shape and {"devices": shape.devices, "held": shape.held}
+    return {"crowd": crowd, "outlook": told and told.sentence}
+
+
+def _show_outlook(report: Report, found: Task, shape: Shape | None, told: str | None, *, asked: bool) -> None:
+    """The outlook of this crowd; of one that is large enough only where somebody asked."""
+    from crowdml.suggest import has_outlook
+
+    if not has_outlook(found):
+        if asked:
+            report.print("No rule tells whether a crowd is too small for this task.")
+    elif shape is None:
+        report.print(
+            "The task does not say how many devices there will be. With --devices N, and --held M for the samples of "
+            "each, this command tells whether the crowd is too small for its price."
+        )
+    elif asked or told is not None:
+        report.print(f"{shape.text}: {told or 'This crowd is large enough for its price.'}")
 
 
 def _show_masking(report: Report, terms: dict[str, Any]) -> None:
@@ -231,41 +275,6 @@ def _masking(found: Task) -> dict[str, Any] | None:
     }
 
 
-def _priced(found: Task, price: Quote, batch: int) -> dict[str, Any]:
-    budget, uses = found.privacy.budget, found.privacy.uses
-    steps = [(1, "1 check-in"), (10, "10 check-ins")]
-    if budget is not None:
-        most = budget.samples // batch * uses
-        steps = [step for step in steps if step[0] < most] + [
-            (most, f"all {most} check-ins" if most > 1 else "its only check-in")
-        ]
-    return {
-        "name": found.name,
-        "hash": found.hash.hex(),
-        "as_published": found.as_published,
-        "model": _model(found),
-        "delta": found.privacy.delta,
-        "batch": batch,
-        "uses": uses,
-        "epsilon_sample": price.sample_epsilon(uses),
-        "epsilon_sample_alone": price.sample_epsilon_alone(uses),
-        "budget": None if budget is None else {"epsilon": float(budget.epsilon), "samples": budget.samples},
-        "device": [
-            {
-                "check_ins": n,
-                "after": text,
-                "epsilon": price.device_epsilon(n),
-                "epsilon_alone": price.device_epsilon_alone(n),
-                "epsilon_sample": price.sample_epsilon(min(n, uses)),
-                "epsilon_sample_alone": price.sample_epsilon_alone(min(n, uses)),
-            }
-            for n, text in steps
-        ],
-        "masking": _masking(found),
-        "rows": [_row(row, found.privacy.delta) for row in price.rows],
-    }
-
-
 def _model(found: Task) -> str | None:
     """What is learnt, with its size; None where the protocol solves for a model of its own (gram)."""
     from crowdml.models import KINDS, describe_model, read_model
@@ -284,45 +293,74 @@ def _moved(row: dict[str, Any]) -> str:
     return f"{norm} {number_text(float(Fraction(bound)), 6)}"
 
 
-def _row(row: QuotedRow, delta: float) -> dict[str, Any]:
-    mechanism = row.mechanism
-    law, sensitivity = mechanism.law, mechanism.sensitivity
-    return {
-        "row": row.row,
-        "mechanism": mechanism.kind,
-        "sensitivity": f"{type(sensitivity).__name__} {sensitivity.bound}",
-        "adjacency": sensitivity.adjacency.value,
-        "noise": "none" if law is None else f"{law.parameter} {number_text(law.steps, 4)}",
-        "noise_steps": None if law is None else float(law.steps),
-        "noise_unit": None if law is None else float(law.unit),
-        "grid": float(mechanism.grid.step),
-        "loss": str(row.loss),
-        "epsilon": loss_epsilon(row.loss, delta),
-        "observer": mechanism.observer.value,
-        "promise": mechanism.promise,
-    }
-
-
-@task.command()
+@task.command(short_help="Write a task file to edit, or one that fits a table.")
 @click.argument("path", metavar="FILE.toml")
+@click.option("--from", "like", metavar="NAME", help="The shipped task to start from. Default: activity.")
+@click.option("--data", metavar="FILE", help="A table that the task shall fit: .csv, .csv.gz, .npz, .parquet.")
+@table_options()
+@click.option("--bounds", metavar="LOW,HIGH|FILE", help="Public bounds of the columns: numbers, or a file.")
+@click.option("--protocol", metavar="NAME", help="With --data. Default: by the number of devices.")
+@click.option("--masked/--alone", default=None, help="With --data: masks, or none. Default: by the number of devices.")
+@click.option("--epsilon", type=Number(1e-6, 1e6), default=1.0, help="With --data: a sample's total. Default: 1.")
 @click.option(
-    "--from", "like", metavar="NAME", default="activity", show_default=True, help="The shipped task to start from."
+    "--delta", type=Number(1e-15, 1e-5), metavar="D", help="With --data. Default: 1e-6, or less for many rows."
+)
+@click.option(
+    "--devices",
+    type=Whole(1, 10**7),
+    metavar="N",
+    help="With --data: how many. Default: as many as have ten rows each, from 5 to 1000.",
 )
 @json_option
-def new(path: str, like: str, json_path: str | None) -> None:
-    """Write a task file to edit, with every common key in it."""
+def new(
+    path: str,
+    like: str | None,
+    data: str | None,
+    columns: Columns,
+    bounds: str | None,
+    protocol: str | None,
+    masked: bool | None,
+    epsilon: float,
+    delta: float | None,
+    devices: int | None,
+    json_path: str | None,
+) -> None:
+    """Write a task file to edit: a copy of a shipped task, or with --data one that fits a table."""
     from crowdml.errors import UnknownName
 
     report = Report(json_path)
-    if like not in shipped():
-        near = did_you_mean(like, shipped())
-        raise UnknownName(f"no shipped task is called {like!r}.{near} There are {', '.join(shipped())}.")
     target = Path(path)
     if target.suffix != ".toml":
         raise OutputError(f"{path}: a task file ends in .toml.")
     if target.exists():
         raise OutputError(f"{path} is already there and was left as it is. Name another file, or delete it first.")
+    if data is not None:
+        if like is not None:
+            raise OutputError("--from copies a shipped task, and --data writes one for a table. Name one of them.")
+        made = {"bounds": bounds, "protocol": protocol, "epsilon": epsilon, "delta": delta, "devices": devices}
+        _new_for_table(report, target, data, columns, {**made, "masked": masked})
+        return
+    like = like or "activity"
+    if like not in shipped():
+        near = did_you_mean(like, shipped())
+        raise UnknownName(f"no shipped task is called {like!r}.{near} There are {', '.join(shipped())}.")
     with whole_file(target) as draft:
         draft.write_text(shipped_text(like), encoding="utf-8")
     report.line(f"Wrote {path}. Edit it, then run `crowdml task check {path}`.")
     report.finish({"path": path, "from": like})
+
+
+def _new_for_table(report: Report, target: Path, data: str, columns: Columns, made: dict[str, Any]) -> None:
+    from crowdml.cli.task_of_table import summary, task_name, task_of_table
+    from crowdml.protocols import settled
+
+    written = task_of_table(data, columns, name=task_name(str(target)), **made)
+    with whole_file(target) as draft:
+        draft.write_text(written.text, encoding="utf-8")
+    report.line(f"Wrote {target}: {summary(written)}.")
+    for note in written.notes:
+        report.print(note)
+    command = ["crowdml", "simulate", str(target), "--data", data, *column_options(columns)]
+    report.line(f"Next: {shlex.join(command)}")
+    report.finish({"path": str(target), "data": data, "hash": settled(written.task).hash.hex(),
+                   "protocol": written.task.protocol["kind"], "notes": written.notes})  # fmt: skip

@@ -5,24 +5,11 @@ from crowdml.datasets.downloads import fetch
 from crowdml.datasets.populations import DrawnPopulation, Population, by_class, by_user, drawn, iid
 from crowdml.datasets.synthetic import blobs
 from crowdml.datasets.table import NAMES, DatasetInfo, Spec, catalogue, load
+from crowdml.datasets.tables import Columns, Table, is_table, read_table
 from crowdml.datasets.traffic import Readings, made_up_city, series
 
 __all__ = [
-    "NAMES",
-    "Dataset",
-    "DatasetInfo",
-    "DrawnPopulation",
-    "Population",
-    "Readings",
-    "Spec",
-    "blobs",
-    "by_class",
-    "by_user",
-    "catalogue",
-    "drawn",
-    "fetch",
-    "iid",
-    "load",
-    "made_up_city",
+    "NAMES", "Columns", "Dataset", "DatasetInfo", "DrawnPopulation", "Population", "Readings", "Spec", "Table", "blobs",
+    "by_class", "by_user", "catalogue", "drawn", "fetch", "iid", "is_table", "load", "made_up_city", "read_table",
     "series",
-]
+]  # fmt: skip

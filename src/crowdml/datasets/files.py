@@ -11,12 +11,14 @@ import io
 import os
 import sys
 import tempfile
+import tomllib
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +28,28 @@ from numpy.typing import NDArray
 from crowdml.errors import DataError
 
 Arrays = Mapping[str, NDArray[Any]]
+TABLE: Mapping[str, Any] = tomllib.loads(files("crowdml.datasets").joinpath("table.toml").read_text("utf-8"))
+"""What `table.toml` says of data sets and their files."""
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+LONGEST_HEAD = 2**16
+"""Bytes of the head of an array in an NPZ file."""
+
+
+def npz_head(file: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the type of an array in an NPZ file. Read them first: a packed array grows a thousandfold."""
+    with file.open(f"{name}.npy") as member:
+        head = io.BytesIO(member.read(LONGEST_HEAD))
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read[np.lib.format.read_magic(head)](head)
+    return shape, dtype
+
+
+def npz_array(file: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """An array in an NPZ file; one of Python objects is refused, for to read it would run its code."""
+    with file.open(f"{name}.npy") as member:
+        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,21 @@ from crowdml.errors import DataError
 Rows = NDArray[np.int32]
 Chance = np.random.Generator | int
 
+HELD, FEWEST, MOST = 10, 5, 1000
+"""Rows of a device where nobody says how many devices there are, and the fewest and the most devices then."""
+FEW = 0.25
+"""The share of devices that may stay silent where they hold different numbers of rows, for they hold too few."""
+
+
+def usual_devices(rows: int) -> int:
+    """How many devices hold these rows where nobody says so."""
+    return max(1, min(rows, MOST, max(FEWEST, rows // HELD)))
+
+
+def usually_held(counts: NDArray[Any]) -> int:
+    """How many rows a device holds, of a crowd with these numbers of rows: most of the devices have as many."""
+    return max(1, int(np.quantile(counts, FEW)))
+
 
 @dataclass(frozen=True)
 class Population:
@@ -144,8 +159,7 @@ def _generator(chance: Chance) -> np.random.Generator:
 def _enough(rows: int, devices: int) -> None:
     if not 1 <= devices <= rows:
         raise DataError(
-            f"{rows} rows cannot be dealt out to {devices} devices; 1 to {rows} are possible, "
-            "and `drawn` makes any number of devices that share rows."
+            f"{rows} rows cannot be dealt out to {devices} devices: each needs one. Ask for 1 to {rows} devices."
         )
 
 

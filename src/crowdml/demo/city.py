@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,6 @@ from typing import Any
 from crowdml.datasets import made_up_city, series
 from crowdml.datasets.files import locate
 from crowdml.datasets.traffic import SCATS
-from crowdml.demo.loop import Login
 from crowdml.demo.process import ServerProcess
 from crowdml.demo.proof import Proof, prove
 from crowdml.device.client import Client
@@ -29,22 +27,19 @@ from crowdml.device.folder import Folder
 from crowdml.errors import DataError
 from crowdml.protocol import Noisy
 from crowdml.protocols import find
-from crowdml.server.runner import Fold
+from crowdml.server.fold import Fold
 from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.receipts import open_receipt
 
-__all__ = ["City", "Ended", "Scene", "Sight", "set_scene"]
-
 LONGEST_END = 120.0
 """Seconds that a device may take to end, once its sensor has."""
-RATES = ("--device-rate", "1000", "--pace", "1000", "--address-rate", "100000")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Who stands where, and what is measured there: `values` [places, n]."""
+    """Where each device stands, and what is measured there: `values` [places, n]."""
 
     task: Task
     values: Any
@@ -111,7 +106,7 @@ class Ended:
 class _Device:
     process: asyncio.subprocess.Process
     reading: asyncio.Task[bytes]
-    """Of its stdout: the JSON, in the end."""
+    """Reads its stdout: the JSON, in the end."""
     telling: asyncio.Task[None]
 
 
@@ -125,23 +120,17 @@ class City:
     show: Callable[[list[Sight]], None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
     server: ServerProcess = field(init=False)
-    login: Login = field(init=False)
 
     def __post_init__(self) -> None:
         self.server = ServerProcess(self.folder)
-        self.login = Login("demo", secrets.token_urlsafe(12))
         self._devices: dict[int, _Device] = {}
         self._sights = [Sight(place.name, "starting") for place in self.scene.task.places]
         self._joined = [asyncio.Event() for _ in self._sights]
 
-    @property
-    def database(self) -> Path:
-        return self.folder / "server" / "server.sqlite"
-
     async def run(self) -> Ended:
         """Everything but the end of the server: it still serves when this returns."""
         began, scene = time.perf_counter(), self.scene
-        code = await self._serve()
+        code = await self.server.host(scene.task, scene.devices)
         self.say(f"Portal: {self.server.url}/  (task {scene.task.hash.hex()[:12]})")
         gone = scene.devices // 2, scene.devices - 1
         try:
@@ -156,20 +145,6 @@ class City:
         published = await self._publication()
         proof, counts = self._prove(published)
         return Ended(scene, proof, counts, summaries, gone, gone[:1], time.perf_counter() - began)
-
-    # --- the server ---
-
-    async def _serve(self) -> str:
-        from crowdml.server.hub import utc_now
-        from crowdml.server.operators import hash_password
-
-        self.database.parent.mkdir(parents=True, mode=0o700)
-        task = self.scene.task
-        with Store(self.database) as store:
-            store.set_operator(self.login.name, hash_password(self.login.password), utc_now())
-            store.add_task(task.canonical, task.name, utc_now(), "running")
-        said = await self.server.start("--invite", str(self.scene.devices), *RATES)
-        return str(said["code"])
 
     async def _publication(self) -> bytes:
         client = Client(self.server.url)
@@ -278,12 +253,12 @@ class City:
             key = bytes.fromhex(home.server.key)
             with home.ledger() as ledger:
                 receipts += [open_receipt(data) for data in ledger.receipts(task.hash)]
-        proof = prove(self.database, task, receipts, key, published, self.folder / "transcript")
+        proof = prove(self.server.database, task, receipts, key, published, self.folder / "transcript")
         fold, protocol = Fold(task), find(task)
-        with Store(self.database) as store:
-            for _, body in store.tail(task.hash):
+        with Store(self.server.database) as store:
+            for index, body in store.tail(task.hash):
                 envelope = open_signed(body).envelope
-                fold.apply(fold.read(envelope.kind, envelope.body), envelope.sender)
+                fold.hear(index, envelope.kind, envelope.body, envelope.sender)
         told = protocol.progress(task, fold.state)
         assert told is not None
         assert told.labels is not None

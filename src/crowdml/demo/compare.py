@@ -5,20 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
+from multiprocessing.pool import Pool
 from typing import Any
 
 import numpy as np
 
-from crowdml.datasets.populations import Population
 from crowdml.demo.stages import Stage
-from crowdml.protocols import gram, sgd
-from crowdml.task import Task
-
-__all__ = ["Compared", "Comparison", "Simulated", "comparing"]
+from crowdml.protocols import gram
 
 LOOKED_AT = 20
 """Devices that learn alone, for the mean over them."""
@@ -44,6 +40,12 @@ class Simulated:
     def last(self) -> Any:
         return self.accuracy[:, -1]
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where nine of ten runs end: of n trials, the quantiles that a further one is outside of once in ten times."""
+        low, high = np.quantile(self.last, [0.05, 0.95], method="weibull")
+        return float(low), float(high)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -51,17 +53,16 @@ class Comparison:
 
     real: Compared
     masked: Simulated | None
-    """The same crowd in the simulator: the spread that one run does not show."""
+    """This crowd in the simulator: the spread that one run does not show."""
     unmasked: Simulated | None
-    """The same price without masks: each device adds all of the noise itself."""
+    """The simulator at the same price without masks: each device adds all of the noise itself."""
 
 
 @contextmanager
-def comparing(stage: Stage, seed: int, trials: int) -> Generator[Callable[[], Comparison]]:
-    """Compute beside the crowd, in a process of its own that gives way to it; the result when it is asked for."""
+def beside() -> Generator[Pool]:
+    """A process that computes beside the crowd, and gives way to it."""
     with multiprocessing.get_context("spawn").Pool(1, _give_way) as pool:
-        asked = pool.apply_async(compare, (stage, seed, trials))
-        yield asked.get
+        yield pool
 
 
 def _give_way() -> None:
@@ -71,57 +72,26 @@ def _give_way() -> None:
 
 
 def compare(stage: Stage, seed: int, trials: int) -> Comparison:
-    real = _compare(stage)
+    """All but the simulated crowds under masks: they need the pace of the real one."""
+    real = compare_real(stage)
     if not trials or stage.task.protocol["kind"] != "sgd":
         return Comparison(real, None, None)
-    seeds = range(seed, seed + trials)
-    return Comparison(real, simulate_masked(stage, seeds), simulate_unmasked(stage, seeds))
+    from crowdml.demo.simulated import simulate_unmasked
+
+    return Comparison(real, None, simulate_unmasked(stage, range(seed, seed + trials)))
 
 
-def simulate_masked(stage: Stage, seeds: Sequence[int]) -> Simulated:
-    """The crowd of the demo, each time with other devices in other cohorts."""
-    from crowdml.sim import cohorts
+def simulate(stage: Stage, seconds: float, seed: int, trials: int, took: Sequence[float]) -> Simulated | None:
+    """The crowd of the demo in the simulator, as fast as the real one, whose rounds `took` so many seconds. None where
+    the demo simulates none."""
+    from crowdml.demo.simulated import simulate_masked
 
-    points = range(stage.rounds + 1)
-    runs = cohorts.run(
-        stage.task, _holding(stage, stage.task.privacy.uses), seeds, rounds=stage.rounds, points=points, workers=1
-    )
-    return Simulated(runs[0].points, np.array([[stage.accuracy(each) for each in run.weights] for run in runs]))
-
-
-def simulate_unmasked(stage: Stage, seeds: Sequence[int]) -> Simulated:
-    """As many passes for the same epsilon, without masks; its step by the same public rule."""
-    from crowdml.sim import compiled
-    from crowdml.sim.schedule import lay_out
-    from crowdml.sim.world import World
-
-    task, devices = unmasked(stage.task), stage.devices
-    uses = task.privacy.uses
-    points = [devices * use for use in range(uses + 1)]
-    found: list[list[float]] = []
-    for seed in seeds:
-        world = World(devices, stage.each * uses)
-        schedule = lay_out(world, seed=seed, batch=stage.each, capacity=10 * stage.each)
-        (run,) = compiled.run(task, _holding(stage, uses), [schedule], [seed], points=points, workers=1)
-        found.append([stage.accuracy(each) for each in run.weights])
-    return Simulated(np.asarray(points), np.array(found))
+    if not trials or stage.task.protocol["kind"] != "sgd":
+        return None
+    return simulate_masked(stage, seconds, seed, trials, took)
 
 
-def unmasked(task: Task) -> Task:
-    """The same task at the same price, with all of the noise on each device."""
-    plain = replace(task, masking=None, privacy=replace(task.privacy, mechanism="discrete-gaussian", grid=None))
-    c = Fraction(sgd.public_step(plain))
-    return plain.with_(protocol={"step": {"schedule": "1/sqrt(t)", "c": c}})
-
-
-def _holding(stage: Stage, passes: int) -> Any:
-    from crowdml.sim.crowd import Holding
-
-    counts = np.full(stage.devices, stage.each, np.int32)
-    return Holding(stage.x, stage.y, Population("dealt", stage.rows.astype(np.int32), counts, 0), passes)
-
-
-def _compare(stage: Stage) -> Compared:
+def compare_real(stage: Stage) -> Compared:
     """A ridge on the same features for `gram`, and else a logistic regression."""
     from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
@@ -131,7 +101,7 @@ def _compare(stage: Stage) -> Compared:
         x, x_test = features(x), features(x_test)
 
     def score(rows: Any) -> float:
-        """Of the only answer where there is one class."""
+        """Accuracy of the only answer where there is one class."""
         y = stage.y[rows]
         if len(set(y.tolist())) < 2:
             return float((stage.y_test == y[0]).mean())

@@ -5,36 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from crowdml.demo.process import DoomedDevices, ServerProcess
+from crowdml.demo.process import DoomedDevices, ServerProcess, join_fleet
 from crowdml.demo.proof import Proof, prove
 from crowdml.demo.stages import Stage, TimedSource, moments
 from crowdml.device.client import Client, Limits, Unreachable
 from crowdml.device.fleet import Fleet, Summary
-from crowdml.device.folder import Folder, offer
-from crowdml.device.joining import choose_task, fetch_task, list_tasks
-from crowdml.device.runner import Clock
+from crowdml.device.folder import Folder
 from crowdml.messages import decode
-from crowdml.protocol import quote
+from crowdml.price import Epsilons, Price
 from crowdml.secagg.device import SHARED
-from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
 
-__all__ = ["Crowd", "Login", "Outcome", "View"]
-
-SERVER_FILE = "server.sqlite"
 LOOK_EVERY = 0.25
 """Seconds between two looks at the published model."""
 STALLED = 60.0
 """Seconds without a new acknowledgement, with check-ins waiting, after which the demo gives up."""
+IDLE = 45.0
+"""Seconds after the last sample, without a charge, an acknowledgement or a sum, after which the demo ends."""
 IN_FLIGHT = 0.003
 """Seconds between a charge and the kill: the check-in is on its way then."""
 
@@ -73,14 +68,6 @@ class View:
 
 
 @dataclass(frozen=True)
-class Login:
-    """The operator account of this run. It goes with the folder."""
-
-    name: str
-    password: str
-
-
-@dataclass(frozen=True)
 class Outcome:
     """How it ended."""
 
@@ -101,7 +88,7 @@ class Outcome:
 
 
 @dataclass
-class Crowd:
+class DemoCrowd:
     """One run in one folder. `show` hears of every change that is worth a look."""
 
     folder: Path
@@ -111,24 +98,18 @@ class Crowd:
     show: Callable[[View], None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
     server: ServerProcess = field(init=False)
-    login: Login = field(init=False)
 
     def __post_init__(self) -> None:
         self.server = ServerProcess(self.folder)
-        self.login = Login("demo", secrets.token_urlsafe(12))
         self._began = time.perf_counter()
         self._state, self._restarts, self._away = "starting", 0, 0.0
         self._enrolled, self._charged, self._accuracy = 0, 0, None
         self._rounds, self._counts, self._survivors = 0, {}, 0
-        self._killing = False
+        self._killing, self._sharing, self._is_short = False, 0, False
         self._doomed = DoomedDevices(self.folder / "doomed", self.stage.doomed)
         self._shared = asyncio.Event()
         self._fleet: Fleet | None = None
         self._kill: asyncio.Future[None] | None = None
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "server" / SERVER_FILE
 
     @property
     def task(self) -> Task:
@@ -136,7 +117,7 @@ class Crowd:
 
     @property
     def devices(self) -> int:
-        """Of this process: the others are killed."""
+        """How many devices run in this process: the others are killed."""
         return self.stage.devices - self.stage.doomed
 
     # --- the whole of it ---
@@ -144,13 +125,14 @@ class Crowd:
     async def run(self) -> Outcome:
         """Everything but the end of the server: it still serves when this returns."""
         stage = self.stage
-        code = await self._serve_first()
+        code = await self.server.host(self.task, stage.devices)
         self.say(f"Portal: {self.server.url}/  (task {self.task.hash.hex()[:12]})")
         async with _client(self.server.url, 64) as client, _client(self.server.url, 1) as looking:
-            fleet = self._fleet = await self._join(client)
+            home = Folder(self.folder / "devices")
+            fleet = self._fleet = await join_fleet(client, home, "demo", devices=self.devices, tell=self._hear)
             await fleet.enrol(code, None, self._one_more)
             self._state = "serving"
-            await self._start_doomed(code)
+            await self._start_doomed(code, looking)
             at = moments(self.devices, stage.each, self.seconds, self.seed)
             sources = [
                 TimedSource(f"demo:{number}/{self.devices}", stage.held_by(number), self.task, at[number])
@@ -203,45 +185,26 @@ class Crowd:
     def _path(self) -> str:
         return f"/v1/tasks/{self.task.hash.hex()}"
 
-    async def _serve_first(self) -> str:
-        """The server with an operator's account, the task, and an invitation for every device; its code."""
-        from crowdml.server.hub import utc_now
-        from crowdml.server.operators import hash_password
-
-        self.database.parent.mkdir(parents=True, mode=0o700)
-        with Store(self.database) as store:
-            store.set_operator(self.login.name, hash_password(self.login.password), utc_now())
-            store.add_task(self.task.canonical, self.task.name, utc_now(), "running")
-        said = await self.server.start("--invite", str(self.stage.devices), *_RATES)
-        return str(said["code"])
-
-    async def _join(self, client: Client) -> Fleet:
-        """What `crowdml fleet --yes` does: find the task, note the consent to its promise and price."""
-        chosen = choose_task(await list_tasks(client), None)
-        task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
-        home, clock = Folder(self.folder / "devices"), Clock()
-        home.make()
-        home.accept(task, replace(offer(task, protocol), by="demo", at=clock.utc()))
-        return Fleet(
-            home, client, task, protocol, devices=self.devices, single=False, clock=clock, tell=self._hear
-        )  # fmt: skip
-
     def _one_more(self, count: int) -> None:
         self._enrolled += count
         self._show()
 
     # --- the kills ---
 
-    async def _start_doomed(self, code: str) -> None:
-        """Some devices live in a process of their own, so that they can be killed."""
+    async def _start_doomed(self, code: str, looking: Client) -> None:
+        """Some devices live in a process of their own, so that they can be killed; until the server knows them all."""
         if self.stage.doomed:
             rows = self.folder / "doomed.ndjson"
             await asyncio.to_thread(self.stage.write_rows, rows, range(self.devices, self.stage.devices))
             await self._doomed.start(self.server.url, code, rows)
+            while f"crowdml_devices {self.stage.devices}" not in (await self._figures(looking)).splitlines():
+                self._doomed.check()
+                await asyncio.sleep(LOOK_EVERY)
             self._one_more(self.stage.doomed)
 
     async def _kill_devices(self) -> None:
-        """Once devices share their secrets a cohort is fixed: who goes now is missed, and its masks must come off."""
+        """Once half of a cohort has shared its secrets nobody of it has drawn yet: whoever goes now is missed, and its
+        masks must come off."""
         if self.stage.doomed:
             await self._shared.wait()
             self._doomed.kill()
@@ -249,7 +212,9 @@ class Crowd:
 
     def _hear(self, text: str) -> None:
         """What each device tells. The first charge after half of the rounds is the moment to kill the server."""
-        if text == SHARED:
+        masking = self.task.masking
+        self._sharing += text == SHARED
+        if text == "charged" or (masking is not None and 2 * self._sharing >= masking.cohort - self.stage.doomed):
             self._shared.set()
         if text == "charged":
             self._charged += 1
@@ -269,7 +234,7 @@ class Crowd:
         await asyncio.sleep(AWAY)
         self._state = "starting again"
         self._show()
-        await self.server.start(*_RATES)
+        await self.server.start()
         self._away, self._restarts, self._state = time.perf_counter() - killed, self._restarts + 1, "serving"
         self.say(f"The server is back after {self._away:.1f} s, on the same folder and port.")
         self._show()
@@ -281,6 +246,7 @@ class Crowd:
 
     async def _watch(self, looking: Client) -> None:
         acknowledged, moved = 0, time.perf_counter()
+        last, stirred = (0, 0, 0), moved
         while True:
             if self._state == "serving":
                 self.server.check()
@@ -291,6 +257,16 @@ class Crowd:
                 acknowledged, moved = self._acknowledged(), now
             if now - moved > STALLED:
                 raise self.server.failure(f"acknowledged no check-in for {STALLED:.0f} s")
+            if (seen := (self._charged, acknowledged, self._rounds)) != last or self._state != "serving":
+                last, stirred = seen, now
+            if self._fleet is not None and now - stirred > IDLE + self.seconds:
+                self._is_short = True
+                self.say(
+                    f"No cohort was filled for {IDLE:.0f} s: rounds were lost after their devices had paid; too few "
+                    f"have samples left. The demo ends with {self._rounds} of {self.stage.rounds} cohorts."
+                )
+                self._fleet.end()
+                return
             await asyncio.sleep(LOOK_EVERY)
 
     async def _last_sums(self, looking: Client) -> None:
@@ -299,7 +275,7 @@ class Crowd:
         while True:
             await self._look(looking)
             self._show()
-            if self._rounds >= self.stage.rounds or time.perf_counter() - waited > STALLED:
+            if self._is_short or self._rounds >= self.stage.rounds or time.perf_counter() - waited > STALLED:
                 return
             await asyncio.sleep(LOOK_EVERY)
 
@@ -310,17 +286,20 @@ class Crowd:
             if self._accuracy is None or int(offered.version) != self._rounds:
                 self._accuracy = await asyncio.to_thread(self.stage.accuracy, offered.weights)
                 self._rounds = int(offered.version)
-            figures = (await looking.request("GET", "/metrics")).body.decode()
+            figures = await self._figures(looking)
             self._counts = {
                 how: int(many) for how, many in re.findall(r'crowdml_rounds\{.*ended="([^"]*)"\} (\d+)', figures)
             }
             found = re.search(r"crowdml_round_survivors\{.*\} (\d+)", figures)
             self._survivors = int(found[1]) if found else 0
 
+    async def _figures(self, looking: Client) -> str:
+        return (await looking.request("GET", "/metrics")).body.decode()
+
     def _show(self) -> None:
         fleet, delta = self._fleet, self.task.privacy.delta
         runners = [] if fleet is None else fleet.runners
-        sample, alone, device = self._paid()
+        paid = self._paid()
         acknowledged = self._acknowledged()
         self.show(
             View(
@@ -336,9 +315,9 @@ class Crowd:
                 abandoned=sum(many for how, many in self._counts.items() if how != "summed"),
                 survivors=self._survivors,
                 accuracy=self._accuracy,
-                epsilon_sample=sample,
-                epsilon_sample_alone=alone,
-                epsilon_device=device,
+                epsilon_sample=paid.sample,
+                epsilon_sample_alone=paid.sample_alone,
+                epsilon_device=paid.device,
                 delta=delta,
                 bytes_up=0 if fleet is None else fleet.client.bytes_up,
                 bytes_down=0 if fleet is None else fleet.client.bytes_down,
@@ -348,15 +327,11 @@ class Crowd:
             )
         )
 
-    def _paid(self) -> tuple[float, float, float]:
-        """The dearest sample, with colluders and alone, and the dearest device so far; the end reads the ledgers."""
+    def _paid(self) -> Epsilons:
+        """What the most expensive device has paid so far; the end reads the ledgers."""
         most = max((runner.counts.check_ins for runner in self._fleet.runners), default=0) if self._fleet else 0
         most = max(most, int(self._charged > 0))
-        if not most:
-            return 0.0, 0.0, 0.0
-        price = quote(self._fleet.protocol, self.task) if self._fleet else None
-        assert price is not None
-        return price.sample_epsilon(most), price.sample_epsilon_alone(most), price.device_epsilon(most)
+        return Price.of(self._fleet.protocol, self.task).after(most) if self._fleet else Epsilons()
 
     # --- the proof ---
 
@@ -370,7 +345,7 @@ class Crowd:
                 for data in ledger.of(number).receipts(self.task.hash)
             ]
         return prove(
-            self.database,
+            self.server.database,
             self.task,
             receipts,
             bytes.fromhex(server.key),
@@ -382,7 +357,6 @@ class Crowd:
 
 AWAY = 1.0
 """Seconds that the server stays dead, so that somebody can see the devices wait."""
-_RATES = ("--device-rate", "1000", "--pace", "1000", "--address-rate", "100000")
 
 
 def _resolve(future: asyncio.Future[None] | None) -> None:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from crowdml.device.client import Client
+from crowdml.device.fleet import Fleet
+from crowdml.device.folder import Folder, consent_to
+from crowdml.device.joining import choose_task, fetch_task, list_tasks
+from crowdml.device.runner import Clock
 from crowdml.errors import CrowdmlError
-
-__all__ = ["DoomedDevices", "ServerFailed", "ServerProcess", "heed_signals", "run_until_signal"]
-
+from crowdml.price import Price
+from crowdml.storage.server import Store
+from crowdml.task import Task
 
 T = TypeVar("T")
 
 PATIENCE = 3.0
 """Seconds for a server to end in order: on a busy machine it may have a minute's work before it."""
-
+RATES = ("--device-rate", "1000", "--pace", "1000", "--address-rate", "100000")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -85,14 +93,24 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+@dataclass(frozen=True)
+class Login:
+    """The operator account of this run. It goes with the folder."""
+
+    name: str
+    password: str
+
+
 @dataclass
 class ServerProcess:
     """One folder and one port; the process comes and goes. Its log is `log.txt` in the folder."""
 
     folder: Path
     port: int = field(default_factory=free_port)
+    whose: str = "demo"
+    rates: tuple[str, ...] = RATES
     process: subprocess.Popen[bytes] | None = None
-    starts: int = 0
+    login: Login = field(default_factory=lambda: Login("demo", secrets.token_urlsafe(12)))
 
     @property
     def url(self) -> str:
@@ -102,20 +120,34 @@ class ServerProcess:
     def log(self) -> Path:
         return self.folder / "log.txt"
 
+    @property
+    def database(self) -> Path:
+        return self.folder / "server" / "server.sqlite"
+
+    async def host(self, task: Task, devices: int) -> str:
+        """Start with an operator's account, the task, and an invitation for every device; its code."""
+        from crowdml.server.hub import utc_now
+        from crowdml.server.operators import hash_password
+
+        self.database.parent.mkdir(parents=True, mode=0o700)
+        with Store(self.database) as store:
+            store.set_operator(self.login.name, hash_password(self.login.password), utc_now())
+            store.add_task(task.canonical, task.name, utc_now(), "running")
+        return str((await self.start("--invite", str(devices)))["code"])
+
     async def start(self, *options: str) -> dict[str, Any]:
         """Start, and wait until it listens; what it said then."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(self.folder / "server")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--port", str(self.port), "--json", "-", *options],
+                [*command, "--port", str(self.port), "--json", "-", *options, *self.rates],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # an interrupt at the terminal is for the demo, which stops it in order
             )
-        self.starts += 1
         assert self.process.stdout is not None
         try:
             said = await asyncio.to_thread(self.process.stdout.readline)
@@ -134,7 +166,7 @@ class ServerProcess:
     def failure(self, what: str) -> ServerFailed:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         said = [line.removeprefix("crowdml: ") for line in lines if line.startswith("crowdml: ")] or lines or ["none"]
-        return ServerFailed(f"The demo's server {what}. Its last words: {said[-1]}")
+        return ServerFailed(f"The {self.whose}'s server {what}. Its last words: {said[-1]}")
 
     def kill(self) -> None:
         """SIGKILL: no handler runs, nothing is flushed."""
@@ -158,6 +190,30 @@ class ServerProcess:
             process.stdout.close()
 
 
+@contextmanager
+def in_own_folder(make: Callable[[Path], T]) -> Generator[T]:
+    """The crowd that `make` sets up in a new folder. Its processes and the folder are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="crowdml-demo-", ignore_cleanup_errors=True) as folder:
+        made: Any = make(Path(folder))
+        try:
+            yield made
+        except KeyboardInterrupt:
+            made.server.kill()  # nothing of it is kept
+            raise
+        finally:
+            made.stop()
+
+
+async def join_fleet(client: Client, home: Folder, by: str, *, devices: int, **more: Any) -> Fleet:
+    """What `crowdml fleet --yes` does: find the task, note the consent to its promise and price."""
+    chosen = choose_task(await list_tasks(client), None)
+    task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
+    clock = Clock()
+    home.make()
+    home.accept(task, replace(consent_to(Price.of(protocol, task)), by=by, at=clock.utc()))
+    return Fleet(home, client, task, protocol, devices=devices, single=False, clock=clock, **more)
+
+
 @dataclass
 class DoomedDevices:
     """`crowdml fleet` with some devices, until it is killed with -9: then they are gone, in whatever they were at."""
@@ -174,6 +230,12 @@ class DoomedDevices:
             self.process = subprocess.Popen(
                 [*command, *source], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+
+    def check(self) -> None:
+        """Raise where the process ended before it was killed."""
+        if self.process is not None and self.process.poll() is not None:
+            said = (self.folder.parent / "doomed.txt").read_text(errors="replace").strip().splitlines() or ["nothing"]
+            raise ServerFailed(f"The devices that were to be killed ended by themselves. Their last words: {said[-1]}")
 
     def kill(self) -> None:
         """SIGKILL: no handler runs, nothing is flushed."""

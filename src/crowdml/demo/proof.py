@@ -1,21 +1,20 @@
-"""That nothing was lost: what devices hold in their hands, against the journal, against the published weights."""
+"""Shows that nothing was lost: what devices hold in their hands, against the journal, against the published weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from crowdml.server.runner import Fold
+from crowdml.server.fold import Fold
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.storage.server import Store
 from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.receipts import Receipt
-
-__all__ = ["Proof", "prove"]
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,16 @@ class Proof:
     same_bits: bool
     """Whether the journal folded again, from nothing, gives the publication that the server offers, byte for byte."""
     sha256: str
-    """Of the publication."""
+    """Hash of the publication."""
     survivors: int
     """Devices in the sums that were published."""
     cohort: int
     """Devices in the cohorts of those sums."""
     accuracy: tuple[float, ...]
     """On samples that no device holds, before any cohort was added up, after the first, and so on; or nothing."""
+
+    took: tuple[float, ...] = ()
+    """Seconds from the moment that each cohort was fixed to its sum."""
 
     @property
     def holds(self) -> bool:
@@ -73,19 +75,24 @@ def prove(
         sha256=again.hash,
         survivors=sum(row.survived for row in summed),
         cohort=sum(row.devices for row in summed),
-        accuracy=() if accuracy is None else tuple(_curve(task, accuracy, list(totals.values()))),
+        accuracy=() if accuracy is None else tuple(_curve(task, accuracy, totals)),
+        took=tuple(_seconds(row.fixed_at, row.ended_at) for row in summed if row.fixed_at and row.ended_at),
     )
+
+
+def _seconds(begin: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
 
 
 def _beyond_first(things: Iterable[tuple[str, int]]) -> int:
     return sum(count - 1 for count in Counter(things).values())
 
 
-def _curve(task: Task, accuracy: Callable[[Any], float], bodies: Sequence[bytes]) -> list[float]:
+def _curve(task: Task, accuracy: Callable[[Any], float], totals: Mapping[int, bytes]) -> list[float]:
     fold = Fold(task)
     found = [accuracy(fold.weights)]
-    for data in bodies:
+    for index, data in totals.items():
         envelope = open_signed(data).envelope
-        fold.apply(fold.read(envelope.kind, envelope.body), envelope.sender)
+        fold.hear(index, envelope.kind, envelope.body, envelope.sender)
         found.append(accuracy(fold.weights))
     return found

@@ -18,10 +18,8 @@ from crowdml.datasets.populations import by_class, iid
 from crowdml.device.sources import FileSource, Sample
 from crowdml.errors import DataError, TaskError
 from crowdml.features import normalise
-from crowdml.protocols import admm, gram, settled, sgd
+from crowdml.protocols import find, settled
 from crowdml.task import Masking, Task
-
-__all__ = ["STAGES", "Stage", "TimedSource", "moments", "set_stage"]
 
 WINDOW, LEASE = Fraction(30), Fraction(30)
 """Seconds: the most that a round of the demo waits for devices to come, and for what they say in a phase."""
@@ -55,7 +53,7 @@ class Stage:
 
     @property
     def chance(self) -> float:
-        """Of the commonest answer."""
+        """Accuracy of the commonest answer."""
         return float(np.bincount(np.asarray(self.y_test, int)).max() / len(self.y_test))
 
     def held_by(self, device: int) -> list[tuple[Any, Any]]:
@@ -63,8 +61,8 @@ class Stage:
         return list(zip(self.x[rows], self.y[rows].tolist(), strict=True))
 
     def accuracy(self, weights: Any) -> float:
-        """Of a published model, on samples that no device holds."""
-        found = predictor(self.task)(np.asarray(weights), self.x_test)
+        """Accuracy of a published model on samples that no device holds."""
+        found = find(self.task).predict(self.task, np.asarray(weights), self.x_test)
         return float(np.mean(np.asarray(found) == self.y_test))
 
     def write_rows(self, path: Path, devices: Sequence[int]) -> None:
@@ -76,20 +74,12 @@ class Stage:
                     file.write(json.dumps({"x": [float(value) for value in x], "y": int(y)}) + "\n")
 
 
-def predictor(task: Task) -> Callable[[Any, Any], Any]:
-    """(weights, x) -> labels, as the task's protocol means its weights."""
-    if task.protocol["kind"] == "gram":
-        return lambda weights, x: gram.predictions(task, weights, x)
-    model = (admm if task.protocol["kind"] == "admm" else sgd).plan(task).model
-    return model.predict
-
-
 def set_stage(name: str, task: Task, devices: int | None, seed: int) -> Stage:
     """The stage of a task that the demo knows; `devices` as asked for, with cohorts in proportion."""
     if name not in STAGES:
         raise TaskError(f"--task {name}: the demo shows {', '.join(STAGES)}.")
     make, usual, often = STAGES[name]
-    devices = usual if devices is None else devices
+    devices = FEWER.get(name, usual) if devices is None else devices
     there = devices - devices // 10 if often else devices  # a cohort of those that stay is full, and waits for nobody
     masking = scaled(task.masking, there / usual)
     if masking is not None:  # a study has hours; nobody who watches does
@@ -111,7 +101,7 @@ def scaled(masking: Masking | None, factor: float) -> Masking | None:
 def _digits(task: Task, devices: int, seed: int) -> Stage:
     """scikit-learn's digits, of at most a few kinds on each device."""
     data = load("digits", normalise="none")
-    each = _batch(task)
+    each = find(task).batch(task)
     _check(task, devices, each, len(data.y_train))
     population = by_class(data.y_train, devices, seed)
     rows = np.stack([population.held_by(device)[:each] for device in range(devices)])
@@ -132,17 +122,11 @@ def _mnist(task: Task, devices: int, seed: int) -> Stage:
 
 
 def _dealt(task: Task, data: Any, what: str, devices: int, seed: int, *, doomed: int) -> Stage:
-    each = _batch(task)
+    each = find(task).batch(task)
     _check(task, devices, each, len(data.y_train))
     rows = iid(len(data.y_train), devices, seed).rows[:, :each]
     steps = task.stop.steps or 1
     return Stage(task, what, data.x_train, data.y_train, data.x_test, data.y_test, rows, steps, doomed)
-
-
-def _batch(task: Task) -> int:
-    from crowdml.protocols import find
-
-    return find(task).batch(task)
 
 
 def _check(task: Task, devices: int, each: int, have: int) -> None:
@@ -160,6 +144,8 @@ STAGES: dict[str, tuple[Callable[[Task, int, int], Stage], int, bool]] = {
 }
 """By the name of their task: how each is set, for how many devices its file is written, and whether all of them are in
 every round."""
+FEWER = {"gram-mnist": 996}
+"""How many devices there are where nobody says, if the data has fewer samples than the file's devices would need."""
 
 
 def moments(devices: int, each: int, seconds: float, seed: int) -> list[list[float]]:

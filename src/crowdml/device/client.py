@@ -19,8 +19,6 @@ from crowdml.errors import CrowdmlError
 from crowdml.records import record
 from crowdml.wire.problems import LARGEST_PROBLEM, Problem
 
-__all__ = ["Answer", "Client", "Limits", "Unreachable", "whole_number"]
-
 LARGEST_HEAD = 65_536
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL says of an answer that is not TLS: it differs by version, and by what came."""
@@ -92,13 +90,11 @@ class _Connection(asyncio.Protocol):
         """Wait for another piece; `EOFError` where none will come, `TimeoutError` where none came in time."""
         if self.ended:
             raise EOFError
-        loop = asyncio.get_running_loop()
-        self._waiter = waiter = loop.create_future()
-        timer = loop.call_later(seconds, _expire, waiter)
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await waiter
+            async with asyncio.timeout(seconds):
+                await self._waiter
         finally:
-            timer.cancel()
             self._waiter = None
 
     def take(self, size: int) -> bytes:
@@ -114,11 +110,6 @@ class _Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _expire(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())
 
 
 class _Stale(Exception):  # noqa: N818  # a signal inside this module

@@ -12,8 +12,6 @@ from pathlib import Path
 from crowdml.errors import CrowdmlError
 from crowdml.records import record
 
-__all__ = ["Conditions", "Hours", "on_mains", "parse_hours"]
-
 POWER = Path("/sys/class/power_supply")
 LOOK_AGAIN = 60.0
 """Seconds between two looks at the power supply or the network."""

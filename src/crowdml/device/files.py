@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from urllib.parse import quote
 
 from crowdml.device.rows import Row, Text
 from crowdml.errors import DataError
 from crowdml.lines import csv_fields, looks_like_heading, read_lines
 from crowdml.records import record
-
-__all__ = ["Share", "TextFile", "check_known", "parse_share", "say_nothing"]
 
 
 def say_nothing(_: str) -> None:
@@ -38,6 +38,17 @@ class Share:
         return len(range(self.index, rows, self.of))
 
 
+@record
+class Held:
+    """The rows of a file that a column says one device holds."""
+
+    column: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{quote(self.column, safe='')}={quote(self.device, safe='')}"
+
+
 def parse_share(text: str) -> Share:
     """'3/100', counted from 0."""
     index, slash, of = text.partition("/")
@@ -46,7 +57,7 @@ def parse_share(text: str) -> Share:
     raise DataError(f"--shard {text!r}: write I/N with I below N, such as 0/10 for the first of ten.")
 
 
-NAME = re.compile(r"(csv|ndjson)(-lines(-header|-no-header)?)?:(.+):(\d+/\d+)", re.DOTALL)
+NAME = re.compile(r"(csv|ndjson)(-lines(-header|-no-header)?)?:(.+):(\d+/\d+|[^:/]+=[^:/]+)", re.DOTALL)
 """What a ledger calls a share of a file: kind, how its rows are counted, path, share. It was `csv:` alone before one
 line was one row."""
 
@@ -63,8 +74,9 @@ class TextFile:
             why = f"{path} is a folder. Name a file in it" if path.is_dir() else f"there is no file {path}"
             raise DataError(f"--source {text.format}:{path}: {why}.")
         self._size = path.stat().st_size
-        if self._first is not None:
-            text.check_width(self._first.line)
+        for line in self._first:
+            self.text = text = text.named(line)
+            text.check_width(line)
         if self.has_heading and text.header is None:
             tell(text.heading_told)
 
@@ -76,13 +88,13 @@ class TextFile:
             raise DataError(f"{self.path} cannot be read to its end: {type(error).__name__}.") from None
 
     @cached_property
-    def _first(self) -> _First | None:
-        """The first line, which counts as public; None in an empty file."""
-        return next((_First(line) for line in self._lines()), None)
+    def _first(self) -> list[bytes | None]:
+        """The first line alone, which counts as public; nothing of an empty file."""
+        return list(islice(self._lines(), 1))
 
     @cached_property
     def has_heading(self) -> bool:
-        return self._first is not None and self.text.has_heading(self._first.line)
+        return any(map(self.text.has_heading, self._first))
 
     def rows(self) -> Iterator[Row]:
         """A row for each line but the heading."""
@@ -97,15 +109,17 @@ class TextFile:
                 lines, last, left = lines + block.count(b"\n"), block[-1:], left - len(block)
         return lines + (last != b"\n") - self.has_heading
 
-    def name(self, share: Share) -> str:
+    def name(self, share: Share | Held) -> str:
         """What a ledger calls this share: with its heading where that is not what the first line looks like."""
-        usual = self._first is not None and looks_like_heading(self.text.format, self._first.line)
+        usual = any(looks_like_heading(self.text.format, line) for line in self._first)
         mark = "" if self.has_heading == usual else "-header" if self.has_heading else "-no-header"
         return f"{self.text.format}-lines{mark}:{self.path.resolve()}:{share}"
 
-    def place(self, share: Share, known: Mapping[str, int]) -> int:
+    def place(self, share: Share | Held, known: Mapping[str, int]) -> int:
         """How many rows of this share were given. What an earlier version counted holds where it counted alike."""
         name = self.name(share)
+        if isinstance(share, Held):
+            return known.get(name, 0)
         earlier = 0 if name in known else known.get(f"{self.text.format}:{self.path.resolve()}:{share}", 0)
         passed = self.has_heading + (earlier if self.text.is_readings else earlier * share.of)
         if earlier and self._unlike is not None and self._unlike <= passed:
@@ -128,11 +142,6 @@ class TextFile:
             if line is None or b"\r" in line or blank or unlike:
                 return number
         return None
-
-
-@record
-class _First:
-    line: bytes | None
 
 
 def _was_heading(first: bytes | None, text: Text) -> bool:
@@ -159,7 +168,7 @@ def check_known(name: str | None, known: Mapping[str, int]) -> None:
         if shared != share:
             raise DataError(
                 f"{whole} was read as share {shared}, and share {share} of it may hold the same rows. Nothing was "
-                f"read. Go on with share {shared} (--shard, or --devices of a fleet), or name another source."
+                f"read. Go on with share {shared} (--shard; a fleet's --devices, --device), or name another source."
             )
         if theirs != counted:
             raise DataError(

@@ -23,9 +23,11 @@ from crowdml.device.folder import Folder
 from crowdml.device.places import needs_place
 from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
 from crowdml.device.sources import SampleSource
+from crowdml.pace import AT_WORK, GROUP_WINDOW
 from crowdml.protocol import Protocol
 from crowdml.records import record
 from crowdml.storage import Ledger
+from crowdml.storage.ledger import paid_in
 from crowdml.task import Task
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
@@ -33,14 +35,8 @@ from crowdml.wire.problems import Problem
 if TYPE_CHECKING:
     from crowdml.device.peering import Peering
 
-__all__ = ["Fleet", "Rates", "Summary"]
-
 T = TypeVar("T")
 
-GROUP_WINDOW = 0.05
-"""Seconds that a device of a fleet waits for others to be committed with it."""
-AT_WORK = 128
-"""Devices between check-out and receipt at a time: more would only wait for one another on one processor."""
 AT_ONCE = 32
 """Enrolments under way at a time."""
 
@@ -86,7 +82,7 @@ class Summary:
     reason: str
     problems: dict[str, int]
     letters: Letters | None = None
-    """Of a task whose devices have peers."""
+    """What became of letters, where devices have peers."""
     unreadable: dict[str, int] = field(default_factory=dict)
     """How many rows could not be used, by reason: for the owner alone."""
 
@@ -101,7 +97,7 @@ class Letters:
     right: int
     guessed: int
     next: str | None = None
-    """Of a single device: the class that its votes say comes next."""
+    """The class that a single device's votes say comes next."""
     brought: int = 0
     """Letters that peers brought to this device itself, and that were taken."""
     turned_away: int = 0
@@ -138,6 +134,7 @@ class Fleet:
     """By place, the addresses of peers that a single device brings its own letters to."""
     peering: Peering | None = None
     runners: list[Runner] = field(default_factory=list)
+    _is_ended: bool = False
     new: set[int] = field(default_factory=set)
     """Devices that the server did not know before this process enrolled them: it has no statement of theirs."""
     asked: bool = False
@@ -267,6 +264,10 @@ class Fleet:
                 endings = await self._drive(began, seconds, report, every)
             return self._summary(time.perf_counter() - began, endings)
 
+    def end(self) -> None:
+        """End `run` as if its seconds were over: what was charged stays in the outbox."""
+        self._is_ended = True
+
     @contextlib.asynccontextmanager
     async def _peering(self) -> AsyncGenerator[None]:
         """A single device's own door to its neighbours, where its owner opened one."""
@@ -310,7 +311,7 @@ class Fleet:
                     pending = sum(not task.done() for task in tasks)
                     report(self._rates(now - began, pending, made, (made - last) / max(now - then, 1e-9)))
                     last, then = made, now
-                if whole.done() or (left is not None and left <= every):
+                if whole.done() or self._is_ended or (left is not None and left <= every):
                     break
         finally:
             for task in tasks:
@@ -333,12 +334,7 @@ class Fleet:
 
     def _summary(self, seconds: float, endings: Sequence[Ending | None]) -> Summary:
         counts, delta = [runner.counts for runner in self.runners], self.task.privacy.delta
-        tops = [runner.member.ledger.dearest_sample(delta) for runner in self.runners]
-        samples = {top[1] for top in tops if top is not None}
-        devices = {runner.member.ledger.device_total() for runner in self.runners}
-        alone = [runner.member.ledger.dearest_sample(delta, alone=True) for runner in self.runners]
-        samples_alone = {top[1] for top in alone if top is not None}
-        devices_alone = {runner.member.ledger.device_total(alone=True) for runner in self.runners}
+        paid = paid_in([runner.member.ledger for runner in self.runners], delta)
         made, (p50, p99) = sum(each.check_ins for each in counts), self._latency()
         up, down = (0, 0) if self.peering is None else self.peering.size
         ended = [ending for ending in endings if ending is not None]
@@ -354,10 +350,7 @@ class Fleet:
             p99=p99,
             bytes_up=self.client.bytes_up + up,
             bytes_down=self.client.bytes_down + down,
-            epsilon_sample=max((total.epsilon(delta) for total in samples), default=0.0),
-            epsilon_device=max((total.epsilon(delta) for total in devices), default=0.0),
-            epsilon_sample_alone=max((total.epsilon(delta) for total in samples_alone), default=0.0),
-            epsilon_device_alone=max((total.epsilon(delta) for total in devices_alone), default=0.0),
+            **paid.plain,
             delta=delta,
             endings=dict(Counter("time" if ending is None else ending.kind for ending in endings)),
             reason=ended[0].reason if ended else "The time was over.",

@@ -25,15 +25,14 @@ from typing import Any
 
 from crowdml.device.marks import Marked, Marks, read_marks
 from crowdml.errors import CrowdmlError, DataError, GuaranteeError, LedgerError, TaskError
+from crowdml.price import Price
 from crowdml.privacy.losses import Unbounded
-from crowdml.protocol import Protocol, affordable, quote
+from crowdml.protocol import Protocol
 from crowdml.records import record
 from crowdml.storage import Budget, Ledger
 from crowdml.task import Task, from_canonical, largest_delta
 from crowdml.texts import digits_below
 from crowdml.wire.keys import Key
-
-__all__ = ["Consent", "Folder", "OwnerBudget", "Server", "offer", "readable_task"]
 
 LEDGER, DEVICE, CONSENT, KEY, LOCK = "ledger.sqlite", "device.json", "consent.json", "key.pem", "lock"
 GIVEN, AUTHORITY = "given.log", "authority.pem"
@@ -117,30 +116,28 @@ def readable_task(data: bytes, expected: bytes) -> tuple[Task, Protocol]:
     protocol = check_for_devices(task)
     if task.as_published:
         raise TaskError(f"task {task.name!r} is as published, with a paper's own formulas: only the simulator runs it.")
-    if any(isinstance(row.loss, Unbounded) for row in quote(protocol, task).rows):
+    if any(isinstance(row.loss, Unbounded) for row in Price.of(protocol, task).rows):
         raise TaskError(f"task {task.name!r} would let values out without noise. No device runs it.")
     return task, protocol
 
 
-def offer(task: Task, protocol: Protocol) -> Consent:
+def consent_to(price: Price) -> Consent:
     """What an owner is shown before joining: computed from the task itself, not from what the server says."""
-    priced, most, uses = quote(protocol, task), affordable(protocol, task), task.privacy.uses
-    made = 1 if most is None else most
-    masked = task.masking is not None and protocol.masked is not None
+    task, whole, masked = price.task, price.whole, price.colluders is not None
     return Consent(
         task.hash.hex(),
         task.name,
         task.title,
         task.collects,
-        tuple(row.mechanism.promise for row in priced.rows),
-        priced.sample_epsilon(uses),
-        priced.device_epsilon(made),
-        most,
-        priced.delta,
-        colluders=task.masking.colluders if masked and task.masking is not None else None,
-        epsilon_sample_alone=priced.sample_epsilon_alone(uses) if masked else None,
-        epsilon_device_alone=priced.device_epsilon_alone(made) if masked else None,
-        uses=uses,
+        tuple(row.mechanism.promise for row in price.rows),
+        whole.sample,
+        whole.device,
+        price.check_ins,
+        price.delta,
+        colluders=price.colluders,
+        epsilon_sample_alone=whole.sample_alone if masked else None,
+        epsilon_device_alone=whole.device_alone if masked else None,
+        uses=task.privacy.uses,
         purpose=task.purpose,
     )
 
@@ -398,7 +395,7 @@ class Folder:
             os.replace(draft, target)
             _sync(target.parent)
         except OSError as error:
-            raise DataError(f"{target} cannot be written: {error.strerror}. See to the disk and try again.") from error
+            raise DataError(f"{target} cannot be written: {error.strerror}. Check the disk and try again.") from error
 
 
 def _sync(folder: Path) -> None:

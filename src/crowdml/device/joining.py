@@ -26,21 +26,6 @@ from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import LARGEST_ENROLMENT, Enrolled, authorize, check_code, enrol, open_enrolled
 
-__all__ = [
-    "Invited",
-    "Listed",
-    "admitted_tasks",
-    "check_invitation",
-    "choose_task",
-    "claim_place",
-    "enrol_device",
-    "fetch_task",
-    "list_tasks",
-    "read_link",
-    "recover",
-    "withdraw",
-]
-
 LARGEST_LIST = 4 * 2**20
 LONGEST_CONTACT = 400
 """Characters of what a server says about who runs it."""

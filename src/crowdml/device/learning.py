@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from crowdml.device.letters import Post
     from crowdml.models.clusters import Voters
 
-__all__ = ["Forecast", "Learner", "Score", "outlook", "recall"]
-
 
 @record
 class Score:

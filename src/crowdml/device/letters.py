@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
 
+from crowdml.errors import ProtocolError
 from crowdml.messages import Address
-from crowdml.protocol import Context, Protocol, address_of, advance
+from crowdml.protocol import Protocol, address_of
 from crowdml.records import record
 from crowdml.task import Task
+from crowdml.turn import device_turn
 from crowdml.wire.envelopes import LARGEST_AROUND, LONGEST_ADDRESS, MOST_RECIPIENTS, Signed
 from crowdml.wire.keys import device_id
 from crowdml.wire.letters import Letter
 from crowdml.wire.problems import Problem
 from crowdml.wire.validate import decode_message, largest_body
-
-__all__ = ["Arrival", "Correspondence", "Flaw", "Post"]
 
 Flaw = Literal["malformed", "forged", "other-task", "not-for-us", "stranger", "other-key", "contents"]
 Arrival = Literal["taken", "again", "full", "unknown", "refused"]
@@ -41,7 +41,7 @@ SENTENCES: Mapping[Flaw, str] = {
     "contents": "it does not say what the task has its devices say",
 }
 REMEMBERED = 128
-"""Of each place, the last numbers of letters that are told from those which were heard: older ones are not heard."""
+"""How many of a place's last letters are told from those already heard; an older letter is not heard."""
 TRUSTED_FOR = 3600.0
 """Seconds for which the server's word on who stands where is enough to hear a peer that brings its letters itself."""
 MOST_WAITING = 32
@@ -49,7 +49,7 @@ MOST_WAITING = 32
 
 
 @record
-class Marks:
+class HeardNumbers:
     """Which numbers of one sender were heard: the newest, and a bit for each of the `wide` up to it, its own lowest."""
 
     newest: int = 0
@@ -60,18 +60,18 @@ class Marks:
         behind = self.newest - number
         return behind >= wide or (behind >= 0 and bool(self.bits >> behind & 1))
 
-    def add(self, number: int, wide: int) -> Marks:
+    def add(self, number: int, wide: int) -> HeardNumbers:
         ahead = number - self.newest
         if ahead <= 0:
-            return Marks(self.newest, self.bits | 1 << -ahead)
-        return Marks(number, ((self.bits << ahead) & ((1 << wide) - 1) | 1) if ahead < wide else 1)
+            return HeardNumbers(self.newest, self.bits | 1 << -ahead)
+        return HeardNumbers(number, ((self.bits << ahead) & ((1 << wide) - 1) | 1) if ahead < wide else 1)
 
     @property
     def packed(self) -> bytes:
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8)
 
     @classmethod
-    def of(cls, newest: int, packed: bytes) -> Marks:
+    def of(cls, newest: int, packed: bytes) -> HeardNumbers:
         return cls(newest, int.from_bytes(packed))
 
 
@@ -86,9 +86,9 @@ class Post:
     """Bytes of those that were heard."""
     refused: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[int, bytes] = field(default_factory=dict)
-    """Of each place, the first key that was heard from there: no other is, from then on."""
-    marks: Mapping[int, Marks] = field(default_factory=dict)
-    """Of each place, which of its letters were heard: one that comes on two ways is heard once, restarts or not."""
+    """The first key that was heard from each place: from then on no other is believed there."""
+    marks: Mapping[int, HeardNumbers] = field(default_factory=dict)
+    """Which letters of each place were heard: one that comes on two ways is heard once, restarts or not."""
 
     def plain(self) -> dict[str, Any]:
         keys = [[place, key] for place, key in sorted(self.keys.items())]
@@ -101,7 +101,7 @@ class Post:
     def of(cls, plain: Mapping[str, Any] | None) -> Post:
         if plain is None:
             return cls()
-        marks = {place: Marks.of(newest, packed) for place, newest, packed in plain["marks"]}
+        marks = {place: HeardNumbers.of(newest, packed) for place, newest, packed in plain["marks"]}
         return cls(plain["after"], plain["heard"], plain["size"], dict(plain["refused"]), dict(plain["keys"]), marks)
 
 
@@ -115,13 +115,7 @@ class Correspondence:
     """One device's letters of one task: which of them reach its handlers."""
 
     def __init__(
-        self,
-        task: Task,
-        protocol: Protocol,
-        me: Address,
-        place: int,
-        post: Post,
-        now: Callable[[], float] = time.time,
+        self, task: Task, protocol: Protocol, me: Address, place: int, post: Post, now: Callable[[], float] = time.time
     ) -> None:
         self.task, self.protocol, self.me, self.place, self.post, self.now = task, protocol, me, place, post, now
         self.peers = frozenset(() if protocol.peers is None else protocol.peers(task)[place])
@@ -166,9 +160,7 @@ class Correspondence:
         except _Refused:
             return "refused"
         place, digest = int(message.place), hashlib.sha256(letter.signed).digest()
-        if place not in self.post.keys:
-            return "unknown"
-        if not self._stands(place, signed.envelope.sender):
+        if place not in self.post.keys or not self._stands(place, signed.envelope.sender):
             return "unknown"
         if digest in self._brought or self._was_heard(place, signed):
             return "again"
@@ -201,11 +193,25 @@ class Correspondence:
             sender, place = signed.envelope.sender, int(message.place)
             if self._was_heard(place, signed):
                 continue
-            state = advance(
-                self.protocol.device, self.task, state, message, Context(self.me, sender, now, place=self.place)
-            ).state
+            turn = device_turn(
+                self.protocol,
+                self.task,
+                state,
+                message,
+                noise=None,
+                me=self.me,
+                sender=sender,
+                place=self.place,
+                now=now,
+            )
+            if turn.effects:
+                raise ProtocolError(
+                    f"protocol {self.protocol.name!r} answers a peer's letter: a device that hears one learns from it, "
+                    "and speaks at its next check-in. Nothing was sent."
+                )
+            state = turn.state
             heard += 1
-            marks = self.post.marks.get(place, Marks()).add(signed.envelope.seq, self._wide)
+            marks = self.post.marks.get(place, HeardNumbers()).add(signed.envelope.seq, self._wide)
             self.post = replace(
                 self.post,
                 heard=self.post.heard + 1,

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from pathlib import Path
 
 from crowdml.errors import LOST_MARKS, DataError, LedgerError
 from crowdml.records import record
-
-__all__ = ["Mark", "Marked", "Marks", "read_marks"]
 
 MOST_LINES = 10_000
 """Beyond those that count: then the file is written anew."""
@@ -77,7 +75,7 @@ def read_marks(path: Path) -> dict[int, Marked]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. Nothing was sent. See to the disk.") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}. Nothing was sent. Check the disk.") from error
     found: dict[int, Marked] = {}
     for number, line in enumerate(lines[:-1], start=1):
         try:
@@ -127,7 +125,7 @@ class Marks:
         except OSError as error:
             self._lines = MOST_LINES + 1  # a part of a line may be there: the next one goes into a new file
             raise DataError(
-                f"{self._path} cannot be written: {error.strerror}. Nothing was sent. See to the disk and try again."
+                f"{self._path} cannot be written: {error.strerror}. Nothing was sent. Check the disk and try again."
             ) from error
         self._waiting.clear()
 
@@ -136,14 +134,10 @@ class Marks:
 
     def _renew(self) -> int:
         """Write the marks that count to a new file."""
-        self._replace(_text(self._marked.items()).encode())
+        marked = sorted(self._marked.items(), key=lambda pair: pair[0])
+        self._replace("".join(_line(device, mark) for device, each in marked for mark in each.lines()).encode())
         self._lines = 0
         return os.open(self._path, os.O_WRONLY | os.O_APPEND)
-
-
-def _text(marked: Iterable[tuple[int, Marked]]) -> str:
-    ordered = sorted(marked, key=lambda pair: pair[0])
-    return "".join(_line(device, mark) for device, each in ordered for mark in each.lines())
 
 
 def _line(device: int, mark: Mark) -> str:

@@ -28,8 +28,8 @@ from crowdml.wire.keys import PUBLIC_SIZE
 from crowdml.wire.letters import Letter
 from crowdml.wire.problems import CONTENT_TYPE, Problem
 
-__all__ = ["Peering", "parse_listen", "parse_peers"]
-
+Answer = tuple[int, bytes]
+"""The status of an answer, and the bytes of all of it."""
 PATH = "/v1/letters"
 LARGEST_HEAD = 8192
 SECONDS = 10.0
@@ -153,8 +153,9 @@ class Peering:
                     answer = _answer("busy", "Too many connections are open.", retry_after=1)
                 else:
                     answer = await self._within_time(reader, address)
-                self.answers[answer.status] += 1
-                writer.write(answer.data)
+                status, data = answer
+                self.answers[status] += 1
+                writer.write(data)
                 await writer.drain()
                 if not crowded:  # what it still sends is read and dropped, or it might not see the answer
                     await _drop(writer, reader)
@@ -167,14 +168,14 @@ class Peering:
             self._tasks.discard(task)
             writer.close()
 
-    async def _within_time(self, reader: asyncio.StreamReader, address: str) -> _Answer:
+    async def _within_time(self, reader: asyncio.StreamReader, address: str) -> Answer:
         try:
             async with asyncio.timeout(self.seconds):
                 return await self._hear(reader, address)
         except TimeoutError:
             return _answer("too-slow", f"A letter has {self.seconds:g} s.")
 
-    async def _hear(self, reader: asyncio.StreamReader, address: str) -> _Answer:
+    async def _hear(self, reader: asyncio.StreamReader, address: str) -> Answer:
         """One request, read within its bounds; the letter in it is believed or it is not."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -221,15 +222,7 @@ async def _drop(writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> N
         left -= len(piece)
 
 
-@record
-class _Answer:
-    """Its status, and the bytes of all of it."""
-
-    status: int
-    data: bytes
-
-
-def _answer(why: str, detail: str, **extra: int) -> _Answer:
+def _answer(why: str, detail: str, **extra: int) -> Answer:
     """A refusal, in the one shape that refusals have."""
     problem = Problem(why, detail, **extra)
     more = {"Content-Type": CONTENT_TYPE}
@@ -240,13 +233,13 @@ def _answer(why: str, detail: str, **extra: int) -> _Answer:
     return _framed(problem.status, problem.encode(), more)
 
 
-def _framed(status: int, body: bytes = b"", more: Mapping[str, str] | None = None) -> _Answer:
+def _framed(status: int, body: bytes = b"", more: Mapping[str, str] | None = None) -> Answer:
     headers = {"Content-Length": str(len(body)), "Connection": "close", **(more or {})}
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
-    return _Answer(status, ("\r\n".join(lines) + "\r\n\r\n").encode() + body)
+    return status, ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-_ANSWERS: Mapping[Arrival, _Answer] = {
+_ANSWERS: Mapping[Arrival, Answer] = {
     "taken": _framed(202),
     "again": _framed(200),
     "full": _answer("busy", "Many letters from this place wait to be heard.", retry_after=1),

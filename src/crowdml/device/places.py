@@ -7,8 +7,6 @@ from crowdml.protocol import Protocol
 from crowdml.task import Task
 from crowdml.texts import did_you_mean, one_line
 
-__all__ = ["find_place", "needs_place"]
-
 
 def needs_place(task: Task, protocol: Protocol) -> bool:
     """Whether what a device of this task says is from a place of its list."""

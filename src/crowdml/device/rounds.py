@@ -50,7 +50,7 @@ from crowdml.wire.statements import Statement
 if TYPE_CHECKING:
     from crowdml.device.runner import Clock, Commits
 
-__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "Publication", "Rounds", "drawn", "has_said", "kept"]
+__all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "OwnRounds", "Publication", "drawn", "has_said", "kept"]
 
 MASKED_KIND = MaskedMessage.kind
 MOST_REFUSALS = 3
@@ -116,7 +116,7 @@ def has_said(body: bytes, kind: str) -> bool:
     return order.index(phase) >= next(order.index(each) for each in order if KINDS.get(each) == kind)
 
 
-class Rounds:
+class OwnRounds:
     """The rounds of one device and one masked task."""
 
     def __init__(
@@ -253,6 +253,16 @@ class Rounds:
             return _read(await self._ask("GET", path))
         except Problem as problem:
             self._end(problem)
+
+    async def came_to_nothing(self) -> bool:
+        """Whether the last round that this device was in ended without a total, or the server has forgotten it."""
+        try:
+            view = _read(await self._ask("GET", f"{self._path}?round={self._last}"))
+        except Refused:
+            return False
+        except Problem as problem:
+            return problem.slug == "round-over"
+        return view.phase == "abandoned"
 
     async def _step(self, view: RoundView, draw: Draw | None) -> RoundView | None:
         """Do what this view asks for; the view that came back, or None where there is nothing to do but wait."""

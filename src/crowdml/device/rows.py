@@ -14,26 +14,27 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from crowdml.errors import DataError
-from crowdml.features.norms import Norm, into_ball
-from crowdml.lines import Format, as_public, csv_fields, is_number, longest_line, looks_like_heading, without_bom
+from crowdml.features.bounds import outside, prepared, prepared_numbers
+from crowdml.lines import (
+    Format,
+    as_public,
+    columns_of,
+    csv_fields,
+    is_number,
+    longest_line,
+    looks_like_heading,
+    separator,
+    without_bom,
+)
 from crowdml.records import record
 from crowdml.task import Task
 from crowdml.texts import count_text
-
-__all__ = [
-    "NOTHING_SENT",
-    "Faults",
-    "Row",
-    "Sample",
-    "Text",
-    "reading_of",
-    "samples_of",
-]
 
 NOTHING_SENT = "Nothing was sent."
 
@@ -68,6 +69,8 @@ class Row:
     y: Any = None
     line: int = 0
     why: str | None = None
+    holder: str = ""
+    """The device that holds the row, where a column says so."""
 
     def __repr__(self) -> str:
         return "Row(hidden)"
@@ -79,6 +82,8 @@ class Faults:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self._lines: dict[str, int] = {}
+        self.clipped = 0
+        """Rows that were used, with a number outside the task's bounds held within them."""
 
     def add(self, why: str, line: int = 0, times: int = 1) -> None:
         self.counts[why] = self.counts.get(why, 0) + times
@@ -88,10 +93,12 @@ class Faults:
         """Add what another counted."""
         for why, times in other.counts.items():
             self.add(why, other._lines[why], times)
+        self.clipped += other.clipped
 
     def clear(self) -> None:
         self.counts.clear()
         self._lines.clear()
+        self.clipped = 0
 
     @property
     def total(self) -> int:
@@ -111,6 +118,14 @@ class Faults:
         return "; ".join(said)
 
 
+def clipped_text(rows: int) -> str:
+    """The sentence for the owner about rows whose numbers were held within the task's bounds."""
+    return (
+        f"{count_text(rows, 'row')} had a number outside the task's bounds (features.low, features.high): it was held "
+        "at the bound, and the row was used."
+    )
+
+
 @record
 class Text:
     """How lines of a CSV or NDJSON source become rows of a task. `header`: None decides by the first line."""
@@ -121,6 +136,20 @@ class Text:
     header: bool | None = None
     columns: int = 1
     """Readings in a row, where the task's samples are cut out of readings."""
+    label: str | None = None
+    """The column of labels by its name in the heading; None: the last one."""
+    ignore: tuple[str, ...] = ()
+    """Columns that are no features, by name."""
+    device: str | None = None
+    """The column that says which device of a fleet holds a row, by name; it is no feature."""
+    order: tuple[int, ...] | None = None
+    """Where the features and then the label stand in a line, once names were found in a heading (`named`)."""
+    holder: int | None = None
+    """Where the device stands, likewise."""
+    fields: int = 0
+    """How many fields such a line has."""
+    mark: str = ","
+    """What separates fields, as the first line has it."""
 
     @property
     def longest(self) -> int:
@@ -142,6 +171,21 @@ class Text:
             f"The first line of {self.name} is taken for a heading: none of its fields is a number. If it is a row, "
             "say --header no."
         )
+
+    def named(self, first: bytes | None) -> Text:
+        """This text as its first line has it: what separates fields, and the columns that somebody named."""
+        text = replace(self, mark=separator(first)) if self.format == "csv" else self
+        if self.label is None and not self.ignore and self.device is None:
+            return text
+        if self.format != "csv" or self.is_readings or not self.has_heading(first):
+            raise DataError(
+                f"{self.name}: --label, --ignore and --device name columns by a heading, and it has none. Add one as "
+                f"its first line, or leave them out. {NOTHING_SENT}"
+            )
+        out = (*self.ignore, *([] if self.device is None else [self.device]))
+        names, order = columns_of(first, self.name, self.label, out, NOTHING_SENT)
+        holder = None if self.device is None else names.index(self.device)
+        return replace(text, order=order, holder=holder, fields=len(names))
 
     def check_width(self, first: bytes | None) -> None:
         """Refuse a source whose first line has another width than the task: all its rows would pay for nothing."""
@@ -166,14 +210,16 @@ class Text:
 
     def rows(self, lines: Iterable[bytes | None], tell: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
         """A row for each line but the heading."""
+        text = self
         for number, line in enumerate(lines, 1):
             if number == 1:
-                self.check_width(line)
+                text = self.named(line)
+                text.check_width(line)
                 if self.has_heading(line):
                     if self.header is None:
                         tell(self.heading_told)
                     continue
-            yield self.row(number, without_bom(line) if number == 1 else line)
+            yield text.row(number, without_bom(line) if number == 1 else line)
 
     def row(self, number: int, line: bytes | None) -> Row:
         """What stands in this line."""
@@ -183,7 +229,7 @@ class Text:
             return Row(None, line=number, why="blank")
         try:
             text = line.decode()
-            found = csv_fields(text) if self.format == "csv" else json.loads(text)
+            found = csv_fields(text, self.mark) if self.format == "csv" else json.loads(text)
         except UnicodeDecodeError:
             return Row(None, line=number, why="encoding")
         except (ValueError, RecursionError, csv.Error):
@@ -191,14 +237,20 @@ class Text:
         return self._reading(number, found) if self.is_readings else self._sample(number, found)
 
     def _sample(self, number: int, found: Any) -> Row:
+        holder = ""
         if self.format == "csv":
+            if self.order is not None:
+                if len(found) != self.fields:
+                    return Row(found[:-1], line=number, why="fields")
+                holder = "" if self.holder is None else found[self.holder].strip()
+                found = [found[place] for place in self.order]
             x, y = found[:-1], found[-1]
         elif isinstance(found, dict):
             x, y = found.get("x"), found.get("y")
         else:
             return Row(None, line=number, why="syntax")
         fits = isinstance(x, list) and len(x) == self._width
-        return Row(x, y, number, None if fits else "fields" if isinstance(x, list) else "syntax")
+        return Row(x, y, number, None if fits else "fields" if isinstance(x, list) else "syntax", holder)
 
     def _reading(self, number: int, found: Any) -> Row:
         value = found.get("value") if isinstance(found, dict) else found
@@ -228,7 +280,8 @@ def samples_of(rows: Sequence[Any], task: Task, faults: Faults) -> list[Sample]:
             x[place] = numbers
         labels.append(label)
         why.append(fault or ("label" if label is None else None))
-    inside = into_ball(x, cast(Norm, norm.kind), float(norm.bound))
+    inside = prepared(task.features, x)
+    faults.clipped += int((outside(task.features, x).any(axis=1) & np.isfinite(x).all(axis=1)).sum())
     finite: Any = np.isfinite(x).all(axis=1)
     if norm.kind == "none":  # nothing was scaled: beyond float32 it is as good as infinite
         with np.errstate(over="ignore"):
@@ -274,8 +327,7 @@ def _label(y: Any, task: Task) -> float | None:
     except Exception:  # as above
         return None
     if task.classes is None:
-        bound = float(task.labels.bound)
-        return min(bound, max(-bound, number)) if math.isfinite(number) else None
+        return float(prepared_numbers(task.labels, number)) if math.isfinite(number) else None
     return number if number in range(task.classes) else None
 
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import math
 import secrets
 import struct
 import time
@@ -29,40 +30,32 @@ import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
+from crowdml.channels import Channel
 from crowdml.device.client import Answer, Client, Unreachable, whole_number
 from crowdml.device.conditions import Conditions
 from crowdml.device.files import check_known
 from crowdml.device.folder import Folder
+from crowdml.device.gathering import Timers, wait_for_round
 from crowdml.device.marks import Mark, Marked, Marks
 from crowdml.device.places import needs_place
 from crowdml.device.sources import NO_MORE, Sample, SampleSource
 from crowdml.device.statements import ROUND_KINDS, is_known, open_own, statement_path
 from crowdml.errors import ASK_FOR_STATEMENT, LOST_MARKS, BudgetExhausted, CrowdmlError, LedgerError, ProtocolError
-from crowdml.messages import KINDS, SERVER, Envelope, decode, inspect, masked_steps, seal
-from crowdml.privacy.door import Door, Passage
+from crowdml.messages import KINDS, SERVER, Envelope, decode, masked_steps, seal
+from crowdml.plugins import blaming
+from crowdml.price import Price
+from crowdml.privacy.door import Passage
 from crowdml.privacy.losses import Loss
-from crowdml.privacy.mechanisms import Mechanism, Scheduled
+from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.privacy.sensitivity import Observer
-from crowdml.protocol import (
-    CheckOut,
-    Context,
-    Protocol,
-    Publish,
-    Send,
-    Sensed,
-    Step,
-    Stop,
-    advance,
-    alone,
-    device_alone,
-    quote,
-)
+from crowdml.protocol import Context, Protocol, Sensed, Woken
 from crowdml.records import record
 from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
 from crowdml.texts import count_text
+from crowdml.turn import Outcome, device_turn, first_turn
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import LARGEST_INTEGER, pack
@@ -74,23 +67,14 @@ from crowdml.wire.states import pack_state, unpack_state
 if TYPE_CHECKING:
     from crowdml.device.learning import Learner
     from crowdml.device.letters import Correspondence
-    from crowdml.device.rounds import Publication, Rounds
+    from crowdml.device.rounds import OwnRounds, Publication
     from crowdml.secagg.device import DeviceRound
     from crowdml.wire.letters import Letter
 
 __all__ = [
-    "Clock",
-    "Commits",
-    "Counts",
-    "Ending",
-    "Member",
-    "Offers",
-    "Patience",
-    "Runner",
-    "charges_of",
-    "statement_after",
+    "Clock", "Commits", "Counts", "Ending", "Member", "Offers", "Patience", "Runner", "charges_of", "statement_after",
     "terms",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -271,13 +255,13 @@ class _Serving:
 
 
 def _sealed(waiting: Outgoing) -> _Sealed:
-    """The same of one that was found on disk."""
+    """A sealed message that was found on disk."""
     return _Sealed(waiting, open_signed(waiting.body).envelope.seq, hashlib.sha256(waiting.body).digest())
 
 
 @record
 class Member:
-    """Who a runner runs: a device's key, its ledger, and the server's key that receipts must be signed with."""
+    """The device that a runner runs: its key, its ledger, and the server's key that receipts must be signed with."""
 
     key: Key
     ledger: Ledger
@@ -304,7 +288,7 @@ def terms(folder: Folder, task: Task, protocol: Protocol) -> Callable[[Key, Ledg
     owners = () if own is None else (own.to_give_under(),)
     tasks: dict[bytes | None, Budget] = {}
     if limit is not None:
-        plan = quote(protocol, task).sample(task.privacy.uses)
+        plan = Price.of(protocol, task).sample(task.privacy.uses)
         for whose in (task.hash, None):
             tasks[whose] = Budget(limit.epsilon, task.privacy.delta, limit.samples, task=whose, plan=plan)
 
@@ -356,7 +340,7 @@ def _alone(mechanism: Mechanism) -> tuple[Loss | None, Loss | None]:
     """What a row costs if everyone else colludes, where that is not the loss itself (review, R11)."""
     if mechanism.observer is not Observer.AGGREGATE:
         return None, None
-    return alone(mechanism), device_alone(mechanism)
+    return mechanism.alone, mechanism.device_alone
 
 
 def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int) -> Statement:
@@ -367,7 +351,7 @@ def statement_after(ledger: Ledger, charges: Sequence[Charge], samples: int) -> 
     return Statement.of(*ledger.after(charges, samples))
 
 
-class Refused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+class Halted(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """The server will not have this device, this task or this message: waiting does not help."""
 
     def __init__(self, kind: EndingKind, sentence: str) -> None:
@@ -412,12 +396,12 @@ class Runner:
         self.counts = Counts()
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
-        scheduled = any(isinstance(row, Scheduled) for row in self._table.values())
+        scheduled = any(row.scheduled for row in self._table.values())
         self._losses = None if scheduled else {name: _losses_of(row) for name, row in self._table.items()}
         self._dearest = self._price(0)
         self._dearest_at = min((charge.first_sample for charge in self._dearest), default=0)
         self._batch = protocol.batch(task)
-        self._capacity = max(self._batch, int(task.protocol.get("buffer") or 10 * self._batch))
+        self._capacity = protocol.capacity(task)
         self._buffer = Buffer(self._batch, self._capacity)
         self._uses = task.privacy.uses
         self._serving: _Serving | None = None
@@ -443,6 +427,10 @@ class Runner:
         self.carry: Callable[[bytes], None] = lambda data: None
         """Given every message that the server has acknowledged: to bring it to peers as well (device/peering.py)."""
         self.learner = self._make_learner(kept.get("own"))
+        self._gathers = protocol.channel(task) is Channel.GATHERED
+        self._gave: int | None = kept.get("gave")
+        """The round of uploads that this device gave to last."""
+        self._timers = Timers(kept.get("wakes"))
         self._look, self._mail_by = LOOK, 0.0
         self._offer: tuple[str, Any] | None = None
         self._offers = offers or Offers()
@@ -479,8 +467,9 @@ class Runner:
                 sensing = asyncio.create_task(self._sense())
             while self.most is None or self.counts.check_ins < self.most:
                 if not await self._ready():
-                    return Ending("source", self._why_ended())
-                stop = await self._turn()
+                    stop = await self._heed(wait=True)
+                    return Ending("source", self._why_ended()) if stop is None else Ending("stopped", stop)
+                stop = await self._turn() or await self._heed()
                 await self._hear_peers()
                 if stop is not None:
                     return Ending("stopped", stop)
@@ -488,7 +477,7 @@ class Runner:
             return Ending("limit", f"{made} check-in{'s were' if made != 1 else ' was'} made, as asked.")
         except BudgetExhausted as error:
             return Ending("budget", str(error))
-        except Refused as error:
+        except Halted as error:
             return Ending(error.kind, str(error))
         finally:
             if sensing is not None:
@@ -568,13 +557,14 @@ class Runner:
             return None
         self._serving = now
         self._room.set()
+        await self._conditions()
         if self._rounds is not None:
-            await self._conditions()
             async with self.gate:
                 await self._compare_once()
+            await self._next_round()
             return await self._contribute_masked(self._rounds, now)
-        await self._conditions()
         await self._pause()
+        await self._next_round()
         async with self.gate:
             await self._compare_once()
             return await self._contribute(now)
@@ -584,42 +574,126 @@ class Runner:
         write = partial(self.member.ledger.charge, self.task.hash, [], [], given=now.serials)
         await self.commit(partial(write, state=self._standing(self._state, self._seq, None)))
 
+    async def _next_round(self) -> None:
+        """Where uploads are gathered: until a round is open that this device did not give to."""
+        if not self._gathers:
+            return
+
+        async def look() -> int:
+            async with self.gate:
+                version = int((await self._check_out()).version)
+                if version != self._gave or not await self._is_lost():
+                    return version
+            self.tell(f"what this device gave to round {version} is in no sum of it: it gives again, and pays again")
+            self._gave = None
+            await self._keep_standing()
+            return -1
+
+        async def rest(looks: int) -> None:
+            await self.clock.sleep(self.patience.pause(looks))
+            await self._conditions()
+            await self._pause()
+
+        await wait_for_round(self._gave, look, rest, self.tell)
+
+    async def _is_lost(self) -> bool:
+        """Whether the server does not have what this device gave last: its cohort came to nothing, or the server was
+        put back to an earlier state."""
+        if self._rounds is not None:
+            return await self._rounds.came_to_nothing()
+        shown = await self._compare()
+        return shown is None or (shown.envelope.task == self.task.hash and shown.envelope.seq < self._seq)
+
     async def _contribute(self, now: _Serving) -> str | None:
         self._serving = None
-        step = advance(self.protocol.device, self.task, self._state, Sensed(now.batch), self._context())
-        self._state = step.state
+        turn = self._hear(Sensed(now.batch), None)
+        self._state = turn.state
         self.tell("sensed")
-        if any(isinstance(effect, CheckOut) for effect in step.effects):
-            publication = await self._check_out()
-            self.tell("checked out")
-            door = Door(self._table, self.noise, trip=self._trips)
-            context = replace(self._context(), release=door.release, trip=self._trips)
-            step = advance(self.protocol.device, self.task, self._state, publication, context)
-            sealed = await self._write(step, door, now, self._sealed_messages(step, door))
-            self._state = step.state
+        tags = self._timers.set(turn.wakes, self.clock.now())
+        while turn.stopped is None and (event := await self._next_event(turn, tags)) is not None:
+            turn = self._hear(event, self.noise)
+            tags += self._timers.set(turn.wakes, self.clock.now())
+            if not turn.said and not turn.passages and (turn.asks or self._timers.left(0.0, tags) is not None):
+                self._state = turn.state  # the batch is still under way
+                continue
+            self._gave = self._round_of(*(message for _, message in turn.said))
+            sealed = await self._write(turn, now, self._sealed_messages(turn))
+            self._state = turn.state
             self.tell("charged")
             for message in sealed:
                 if not await self._check_in(message):
                     await self._send_outbox()
                     break
-        return _stopped(step)
+            break
+        return _sentence(turn)
 
-    def _sealed_messages(self, step: Step[Any], door: Door) -> list[Envelope]:
-        """What a step says, inspected and encoded; numbered when it is written."""
-        envelopes: list[Envelope] = []
-        for effect in step.effects:
-            if isinstance(effect, Send) and _holds(effect.when):
-                to = frozenset((effect.to,)) if isinstance(effect.to, str) else effect.to
-                envelopes.append(seal(self.task.hash, self.member.key.id, to, 0, effect.message, door))
-        return envelopes
+    def _round_of(self, *messages: Any) -> int | None:
+        """The round that these are for; where nothing is said, the one that this device gave to last."""
+        return int(messages[0].version) if self._gathers and messages else self._gave
+
+    async def _next_event(self, turn: Outcome, tags: Sequence[str]) -> Any:
+        """What a device hears next while a batch is under way: the publication that it asked for, or a timer."""
+        if turn.asks:
+            publication = await self._check_out()
+            self.tell("checked out")
+            return publication
+        while self._timers.left(0.0, tags) is not None:
+            await self.clock.sleep(self._timers.left(self.clock.now()) or 0.0)
+            if (tag := self._timers.take(self.clock.now())) is not None:
+                return Woken(tag)
+        return None
+
+    async def _heed(self, *, wait: bool = False) -> str | None:
+        """Hear the timers that ran out between two batches, or `wait` for all of them; a reason where one stops."""
+        while (left := self._timers.left(self.clock.now())) is not None and (wait or not left):
+            await self.clock.sleep(left)
+            if (tag := self._timers.take(self.clock.now())) is None:
+                continue
+            turn = self._hear_timer(tag, Woken(tag))
+            if turn.asks and turn.stopped is None:
+                turn = self._hear_timer(tag, await self._check_out())
+            await self._keep_standing()
+            if turn.stopped is not None:
+                return _sentence(turn)
+        return None
+
+    def _hear_timer(self, tag: str, event: Any) -> Outcome:
+        """A turn between two batches: nothing may leave, and its state and its timers are kept."""
+        turn = self._hear(event, self.noise)
+        if turn.said or turn.passages:
+            raise ProtocolError(
+                f"protocol {self.protocol.name!r} says something when its timer {tag!r} runs out and no batch is "
+                "under way: there is no sample to charge. Nothing was sent."
+            )
+        self._state = turn.state
+        self._timers.set(turn.wakes, self.clock.now())
+        return turn
+
+    async def _keep_standing(self) -> None:
+        standing = self._standing(self._state, self._seq, self._serving)
+        await self.commit(partial(self.member.ledger.charge, self.task.hash, [], [], state=standing))
+
+    def _hear(self, event: Any, noise: Source | None) -> Outcome:
+        """One turn of this device: what it hears, and the noise for what it answers; without noise nothing leaves."""
+        with blaming(f"protocol {self.protocol.name!r} failed", "Nothing was sent.", alone=True, quotes=False):
+            return device_turn(
+                self.protocol, self.task, self._state, event,
+                noise=noise, me=self.member.key.id, trip=self._trips, place=self.place, now=self.clock.now(),
+            )  # fmt: skip
+
+    def _sealed_messages(self, turn: Outcome) -> list[Envelope]:
+        """What a turn says, encoded; numbered when it is written."""
+        assert turn.door is not None
+        me, door = self.member.key.id, turn.door
+        return [seal(self.task.hash, me, to, 0, message, door) for to, message in turn.said]
 
     # --- under masks ---
 
-    def _masked_rounds(self) -> Rounds | None:
+    def _masked_rounds(self) -> OwnRounds | None:
         """Where the task's sums alone are seen: what drives this device through its rounds."""
-        if self.task.masking is None or self.protocol.masked is None:
+        if not self.protocol.is_masked(self.task):
             return None
-        from crowdml.device.rounds import Rounds  # with its keys and curves: for masked tasks alone
+        from crowdml.device.rounds import OwnRounds  # with its keys and curves: for masked tasks alone
         from crowdml.secagg.terms import terms_of
 
         ledger = self.member.ledger
@@ -631,7 +705,7 @@ class Runner:
             await self._conditions()
             await self._pause()
 
-        return Rounds(
+        return OwnRounds(
             self.member.key,
             ledger,
             terms_of(self.task, self._table),
@@ -646,19 +720,21 @@ class Runner:
             tell=self.tell,
         )
 
-    async def _contribute_masked(self, rounds: Rounds, now: _Serving) -> str | None:
+    async def _contribute_masked(self, rounds: OwnRounds, now: _Serving) -> str | None:
         """Rounds until this device has drawn in one. The batch is kept for the next where a round ends before that."""
-        step = advance(self.protocol.device, self.task, self._state, Sensed(now.batch), self._context())
-        self._state = step.state
+        turn = self._hear(Sensed(now.batch), None)
+        self._state = turn.state
         self.tell("sensed")
 
         async def draw(publication: Publication, held: DeviceRound) -> bool:
-            nonlocal step
-            step, taken = await self._draw(rounds, now, publication, held)
+            nonlocal turn
+            turn, taken = await self._draw(rounds, now, publication, held)
             return taken
 
-        await self._in_rounds(rounds.contribute(draw))
-        return _stopped(step)
+        if turn.stopped is None:
+            self._timers.set(turn.wakes, self.clock.now())
+            await self._in_rounds(rounds.contribute(draw))
+        return _sentence(turn)
 
     async def _in_rounds(self, part: Awaitable[None]) -> None:
         from crowdml.device.rounds import Lied
@@ -666,30 +742,30 @@ class Runner:
         try:
             await part
         except Lied as error:
-            raise Refused("refused", str(error)) from error
+            raise Halted("refused", str(error)) from error
         except Problem as problem:
             if problem.slug == "totals-fell":
                 await self._answer_fall(problem)
             raise _final(problem) from problem
 
     async def _draw(
-        self, rounds: Rounds, now: _Serving, publication: Publication, held: DeviceRound
-    ) -> tuple[Step[Any], bool]:
-        """Compute, draw, mask, charge; then check in. What the step was, and whether the server took it."""
+        self, rounds: OwnRounds, now: _Serving, publication: Publication, held: DeviceRound
+    ) -> tuple[Outcome, bool]:
+        """Compute, draw, mask, charge; then check in. What the turn was, and whether the server took it."""
         from crowdml.device.rounds import MASKED_KIND, drawn
         from crowdml.secagg import device
 
         heard = self._heard(publication)
-        door = Door(self._table, self.noise, trip=self._trips)
-        context = replace(self._context(), release=door.release, masked=door.masked, trip=self._trips)
-        step = advance(self.protocol.device, self.task, self._state, heard, context)
-        vectors = self._said_under_masks(step, door)
+        turn = self._hear(heard, self.noise)
+        vectors = self._said_under_masks(turn)
+        self._timers.set(turn.wakes, self.clock.now())
+        self._gave = self._round_of(heard)
         state = device.mask(rounds.terms, held, vectors)
         envelope = Envelope(self.task.hash, self.member.key.id, frozenset((SERVER,)), 0, MASKED_KIND, state.sent)
-        (sealed,) = await self._write(step, door, now, [envelope], drawn(state))
-        self._state = step.state
+        (sealed,) = await self._write(turn, now, [envelope], drawn(state))
+        self._state = turn.state
         self.tell("charged")
-        return step, await self._check_in(sealed) or await self._send_outbox()
+        return turn, await self._check_in(sealed) or await self._send_outbox()
 
     def _heard(self, publication: Publication) -> Any:
         from crowdml.secagg.refusals import Refused as Left
@@ -700,20 +776,16 @@ class Runner:
         except ValueError as error:
             raise Left(f"The publication for this cohort cannot be used: {error}.") from error
 
-    def _said_under_masks(self, step: Step[Any], door: Door) -> dict[str, Any]:
+    def _said_under_masks(self, turn: Outcome) -> dict[str, Any]:
         """The integers of the one message that a masked protocol says, as flat vectors."""
-        said = [effect.message for effect in step.effects if isinstance(effect, Send) and _holds(effect.when)]
+        said = [message for _, message in turn.said]
         expected = None if self.protocol.masked is None else self.protocol.masked[0]
         if len(said) != 1 or type(said[0]) is not expected:
             raise ProtocolError(
                 f"protocol {self.protocol.name!r} says one {expected.__name__ if expected else 'message'} under masks, "
                 f"and this step says {[type(each).__name__ for each in said]}. Nothing was sent."
             )
-        inspect(said[0], door)
         return {name: np.asarray(steps).reshape(-1) for name, steps in masked_steps(said[0]).items()}
-
-    def _context(self) -> Context:
-        return Context(me=self.member.key.id, sender=SERVER, now=self.clock.now(), place=self.place)
 
     # --- peers ---
 
@@ -821,8 +893,7 @@ class Runner:
             self.tell(f"a letter was left aside: {SENTENCES[flaw]}. Others like it are counted.")
         if letters:
             self._state = state
-            standing = self._standing(state, self._seq, self._serving)
-            await self.commit(partial(self.member.ledger.charge, self.task.hash, [], [], state=standing))
+            await self._keep_standing()
         return heard
 
     def _outlook(self) -> str:
@@ -851,6 +922,10 @@ class Runner:
         more: dict[str, Any] = {} if self.letters is None else {"post": self.letters.post.plain()}
         if self.learner is not None:
             more["own"] = self.learner.plain()
+        if self._gave is not None:
+            more["gave"] = self._gave
+        if self._timers.due:
+            more["wakes"] = self._timers.due
         made = {"seq": seq, "trips": self._trips if trips is None else trips}
         return pack({**made, "state": None if state is None else pack_state(state), **served, **more})
 
@@ -972,22 +1047,27 @@ class Runner:
                 return False
             self._changed.clear()
             await self._until_changed()
+            if (stop := await self._heed()) is not None:
+                raise Halted("stopped", stop)
         return True
 
     async def _until_changed(self) -> None:
-        """Until there is a sample; meanwhile what peers say is heard."""
-        if self.letters is None:
+        """Until there is a sample; meanwhile timers and what peers say are heard."""
+        left = self._timers.left(self.clock.now())
+        if self.letters is None and left is None:
             await self._changed.wait()
             return
-        brought = self.letters.has_brought  # heard together, a moment later: who brings many makes nobody learn often
-        nap = self.clock.sleep(LOOK if brought else self._look)
+        # Letters that were brought are heard together, a moment later: who brings many makes nobody learn often.
+        brought = self.letters is not None and self.letters.has_brought
+        look = math.inf if self.letters is None else LOOK if brought else self._look
+        nap = self.clock.sleep(look if left is None else min(look, left))
         changed, pause = asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(nap)
         try:
             await asyncio.wait((changed, pause), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in (changed, pause):
                 each.cancel()
-        if self._changed.is_set():
+        if self._changed.is_set() or self.letters is None:
             return
         if brought:  # and one who brings without end keeps nobody else's letters in the mailbox
             await self._hear_peers(anew=False, mail=self.clock.now() >= self._mail_by)
@@ -1006,7 +1086,7 @@ class Runner:
                 break
             await self._wait_out(max(1.0, self._not_before - self.clock.now()))  # nothing is charged meanwhile
         if answer.headers.get("crowdml-state") == "stopped":  # say so before anything is charged for nothing
-            raise Refused("stopped", "The task is stopped. Nothing more was sent.")
+            raise Halted("stopped", "The task is stopped. Nothing more was sent.")
         if answer.status == 304 and self._offer is not None:
             self.counts.unchanged += 1
             return self._offer[1]
@@ -1020,7 +1100,7 @@ class Runner:
         try:
             return self._publication_of(answer.headers.get("crowdml-kind", ""), answer.body)
         except ValueError as error:
-            raise Refused("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
+            raise Halted("refused", f"The server's publication cannot be used: {error}. Nothing was sent.") from error
 
     def _publication_of(self, kind: str, body: bytes) -> Any:
         """The publication in these bytes; a ValueError where it is not one of this task's."""
@@ -1050,14 +1130,14 @@ class Runner:
     # --- charge, then send ---
 
     async def _write(
-        self, step: Step[Any], door: Door, now: _Serving, envelopes: Sequence[Envelope], round_: Round | None = None
+        self, turn: Outcome, now: _Serving, envelopes: Sequence[Envelope], round_: Round | None = None
     ) -> list[_Sealed]:
         """One transaction: charges, sealed messages, state; and the samples of the batch wait no more, or serve again.
 
         With masks also where the device stands in its round.
         """
         ledger, key, serials = self.member.ledger, self.member.key, now.serials
-        charges = charges_of(self.task, door.passages, serials[0], self.clock.utc(), self._losses)
+        charges = charges_of(self.task, turn.passages, serials[0], self.clock.utc(), self._losses)
         with ledger.reading():
             statement = statement_after(ledger, charges, len(serials))
             number, seq = ledger.next_seq(self.task.hash), self._seq
@@ -1075,8 +1155,8 @@ class Runner:
         served, place = now.served + 1, self._place
         again = replace(now, served=served) if served < self._uses else None
         own, batches = self._own(serials)
-        trips = self._trips + bool(door.passages)
-        standing = self._standing(step.state, seq, again, trips)
+        trips = self._trips + bool(turn.passages)
+        standing = self._standing(turn.state, seq, again, trips)
         write = partial(ledger.charge, outbox=outbox, contents=contents, state=standing)
         write = partial(write, remember=own, batches=batches)
         if self._lazy and not now.served:
@@ -1130,12 +1210,12 @@ class Runner:
         try:
             receipt = open_receipt(data)
         except Problem as problem:
-            raise Refused("refused", f"The server's receipt cannot be read: {problem}") from problem
+            raise Halted("refused", f"The server's receipt cannot be read: {problem}") from problem
         seq = message.seq
         if not receipt.answers(self.task.hash, self.member.key.id, seq, message.digest):
-            raise Refused("refused", f"The receipt for check-in {seq} is for another one. It stays in the outbox.")
+            raise Halted("refused", f"The receipt for check-in {seq} is for another one. It stays in the outbox.")
         if not receipt.verify(self.member.server_key):
-            raise Refused(
+            raise Halted(
                 "refused",
                 f"The receipt for check-in {seq} is not signed by the server that this device joined. It stays in the "
                 "outbox. Ask whoever runs the study.",
@@ -1151,7 +1231,7 @@ class Runner:
             await self._answer_fall(problem)
         elif problem.status in (413, 422) and problem.slug != "stale":  # that one is of a server that was put back
             self.counts.refused += 1
-            raise Refused(
+            raise Halted(
                 "refused",
                 f"The server does not take what this device says: {problem} It would not take the next message "
                 "either, so nothing more is charged. This one is paid for: it waits in the outbox, and is sent first "
@@ -1162,6 +1242,8 @@ class Runner:
             if problem.slug != "round-over":  # late: that is nobody's fault
                 self._count_refusal(problem)
             last = open_signed(message.body).envelope.seq - 1
+            if self._rounds is not None or problem.slug != "round-over":
+                self._gave = None  # it is in no round: its cohort, if it was in one, does without it
             await self._replace(message, {}, last)
         else:
             raise _final(problem)
@@ -1169,7 +1251,7 @@ class Runner:
     def _count_refusal(self, problem: Problem) -> None:
         self._refused_in_a_row += 1
         if self._refused_in_a_row > MOST_REFUSALS:
-            raise Refused("refused", f"The server refused {MOST_REFUSALS + 1} messages in a row: {problem}")
+            raise Halted("refused", f"The server refused {MOST_REFUSALS + 1} messages in a row: {problem}")
 
     # --- an older ledger ---
 
@@ -1211,7 +1293,7 @@ class Runner:
         shown, known = await self._compare(), self._highest_taken()
         if known is None or expected - 1 <= known or self._is_number(shown, expected - 1):
             return
-        raise Refused(
+        raise Halted(
             "refused",
             f"The server says that it has {expected - 1} messages of this device for this task, and its ledger knows "
             f"of {known}; it shows none that the ledger lacks. {_UNPROVEN}",
@@ -1237,7 +1319,7 @@ class Runner:
     async def _answer_fall(self, problem: Problem) -> NoReturn:
         """The server says that this device's totals fell: for good if it can show the message with the larger ones."""
         await self._compare()
-        raise Refused("refused", f"{problem.detail} The server shows no message that the ledger lacks. {_UNPROVEN}")
+        raise Halted("refused", f"{problem.detail} The server shows no message that the ledger lacks. {_UNPROVEN}")
 
     def _mark(self, digest: bytes, seq: int, statement: Statement, round_: int) -> tuple[int, Mark]:
         mark = Mark(seq, statement.samples, digest.hex(), round_, self.task.hash.hex())
@@ -1258,12 +1340,7 @@ class Runner:
         await self._replace(message, {self.member.ledger.next_seq(self.task.hash): data}, expected, content, marks)
 
     async def _replace(
-        self,
-        message: Outgoing,
-        outbox: Mapping[int, bytes],
-        seq: int,
-        content: bytes = b"",
-        marks: DeviceMarks = (),
+        self, message: Outgoing, outbox: Mapping[int, bytes], seq: int, content: bytes = b"", marks: DeviceMarks = ()
     ) -> None:
         write = partial(self.member.ledger.charge, self.task.hash, [], [], outbox=outbox, done=[message.seq])
         state = self._standing(self._state, seq, self._serving)
@@ -1323,13 +1400,9 @@ class Runner:
         await self._conditions()
 
 
-def _final(problem: Problem) -> Refused:
+def _final(problem: Problem) -> Halted:
     kinds: dict[str, EndingKind] = {"task-stopped": "stopped", "withdrawn": "withdrawn", "revoked": "revoked"}
-    return Refused(kinds.get(problem.slug, "refused"), f"{problem.title}: {problem.detail} {problem.help}")
-
-
-def _holds(when: Any) -> bool:
-    return when is None or bool(when)
+    return Halted(kinds.get(problem.slug, "refused"), f"{problem.title}: {problem.detail} {problem.help}")
 
 
 _COPIED = (
@@ -1370,8 +1443,7 @@ _AGAIN = (
 
 def _published(protocol: Protocol, task: Task) -> Any:
     """What the server first offers: every later publication has its kind and shapes."""
-    effects = protocol.server.start(task, Context(me=SERVER)).effects
-    message = next((effect.message for effect in effects if isinstance(effect, Publish)), None)
+    message = first_turn(protocol, task).published
     if message is None or type(message) not in KINDS.values():
         raise ProtocolError(f"protocol {protocol.name!r} offers nothing at its start, so no device can check out.")
     return message
@@ -1384,15 +1456,15 @@ def _same_type(ours: Any, theirs: Any) -> bool:
     return ours.dtype.kind == theirs.dtype.kind and bool(theirs.astype(ours.dtype) == theirs)
 
 
-def _stopped(step: Step[Any]) -> str | None:
-    return next((each.reason for each in step.effects if isinstance(each, Stop) and _holds(each.when)), None)
+def _sentence(turn: Outcome) -> str | None:
+    return None if turn.stopped is None else turn.stopped.sentence
 
 
 def _read_standing(data: bytes | None) -> dict[str, Any]:
     """What is kept on disk of a task: `seq`, the number of the last message that was sealed (the server counts from 1);
     `trips`, check-ins that were charged, whatever became of them; `state`, of the protocol; `first` and `served`, the
     first serial of the batch that serves again and how often it has; `post` and `own`, what became of letters and of
-    predictions."""
+    predictions; `gave`, the round of uploads that the last one was for; `wakes`, timers and when they run out."""
     return {} if data is None else msgpack.unpackb(data)
 
 

@@ -19,7 +19,10 @@ the width of the first one stop a device.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import csv
 import importlib
+import os
 import queue
 import sys
 import threading
@@ -27,33 +30,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from crowdml.device.files import Share, TextFile, say_nothing
-from crowdml.device.rows import NOTHING_SENT, Faults, Sample, Text, reading_of, samples_of
+from crowdml.device.files import Held, Share, TextFile, say_nothing
+from crowdml.device.rows import NOTHING_SENT, Faults, Row, Sample, Text, clipped_text, reading_of, samples_of
 from crowdml.errors import DataError
-from crowdml.features.norms import Norm, into_ball
-from crowdml.lines import Format, read_lines
+from crowdml.features.bounds import prepared
+from crowdml.features.norms import Norm
+from crowdml.lines import Format, columns_of, csv_fields, longest_line, read_lines, separator
 from crowdml.task import Task
 from crowdml.texts import count_text
-
-__all__ = [
-    "DealtSource",
-    "FileSource",
-    "LiveSource",
-    "Sample",
-    "SampleSource",
-    "check_enough",
-    "deal_sources",
-    "open_source",
-]
 
 KINDS: tuple[str, ...] = ("shard:NAME", "csv:PATH", "ndjson:PATH", "python:MODULE:FUNCTION")
 POLL = 0.05
 """Seconds between two looks of a reading thread at whether it shall stop."""
 NO_MORE = "The source has no more samples."
+MOST_COLUMNS = 100_000
 LOOKED_THROUGH = 10_000
 """Rows that are tried before their owner decides: the rest is counted when it is read."""
 
@@ -65,27 +59,22 @@ class SampleSource:
     """
 
     name: str | None = None
-    taken: int = 0
-    """Rows read so far: each is a sample."""
     waits: bool = False
     """Whether its rows stay where they are until they are read: then there is no need to read ahead."""
 
-    @property
-    def faults(self) -> Faults:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.taken = 0
+        """Rows read so far: each is a sample."""
+        self.faults = faults or Faults()
         """Which rows could not be used."""
-        return Faults()
-
-    @property
-    def unread(self) -> int:
-        """How many rows could not be used."""
-        return self.faults.total
 
     @property
     def why_ended(self) -> str:
         """The sentence for the owner when there is nothing more to read."""
         faults = self.faults
         bad = f" {faults.total:,} of its rows could not be used: {faults}." if faults.total else ""
-        return f"{NO_MORE}{bad}"
+        held = f" {clipped_text(faults.clipped)}" if faults.clipped else ""
+        return f"{NO_MORE}{bad}{held}"
 
     @property
     def count(self) -> int | None:
@@ -137,13 +126,9 @@ class FileSource(SampleSource):
         share: Share | None = None,
         held: int | None = None,
     ) -> None:
-        self.name, self.taken, self.rows, self._task = name, 0, iter(rows), task
+        self.name, self.rows, self._task = name, iter(rows), task
         self._file, self._share, self._held = file, share or Share(), held
-        self._faults = self.rows.faults if isinstance(self.rows, Series) else Faults()
-
-    @property
-    def faults(self) -> Faults:
-        return self._faults
+        super().__init__(self.rows.faults if isinstance(self.rows, Series) else None)
 
     @property
     def count(self) -> int | None:
@@ -166,29 +151,24 @@ class FileSource(SampleSource):
     def look_through(self, most: int = LOOKED_THROUGH) -> tuple[int, Faults]:
         if self._file is None:
             return 0, Faults()
-        if self._file.text.is_readings:
-            return _tried_readings(islice(self._file.rows(), most), self._share.index)
         found = Faults()
-        rows = list(islice(islice(self._file.rows(), self._share.index, None, self._share.of), most))
-        samples_of(rows, self._task, found)
+        if self._file.text.is_readings:
+            rows = list(islice(self._file.rows(), most))
+            for row in rows:
+                reading_of(row, self._share.index, found)
+        else:
+            rows = list(islice(islice(self._file.rows(), self._share.index, None, self._share.of), most))
+            samples_of(rows, self._task, found)
         return len(rows), found
 
     async def skip(self, rows: int) -> None:
         self.taken += sum(1 for _ in islice(self.rows, max(0, rows - self.taken)))
-        self._faults.clear()  # those were told when they were read
+        self.faults.clear()  # those were told when they were read
 
     async def read(self, most: int) -> list[Sample]:
         rows = list(islice(self.rows, most))
         self.taken += len(rows)
-        return samples_of(rows, self._task, self._faults)
-
-
-def _tried_readings(rows: Iterable[Any], column: int) -> tuple[int, Faults]:
-    found, tried = Faults(), 0
-    for row in rows:
-        reading_of(row, column, found)
-        tried += 1
-    return tried, found
+        return samples_of(rows, self._task, self.faults)
 
 
 class DealtSource(SampleSource):
@@ -203,14 +183,10 @@ class DealtSource(SampleSource):
         *,
         faults: Faults | None = None,
         file: TextFile | None = None,
-        share: Share | None = None,
+        share: Share | Held | None = None,
     ) -> None:
-        self.name, self.taken, self._samples = name, 0, samples
-        self._faults, self._file, self._share = faults or Faults(), file, share or Share()
-
-    @property
-    def faults(self) -> Faults:
-        return self._faults
+        super().__init__(faults)
+        self.name, self._samples, self._file, self._share = name, samples, file, share or Share()
 
     @property
     def count(self) -> int | None:
@@ -220,7 +196,7 @@ class DealtSource(SampleSource):
         return super().place(known) if self._file is None else self._file.place(self._share, known)
 
     def look_through(self, most: int = LOOKED_THROUGH) -> tuple[int, Faults]:
-        return len(self._samples), self._faults
+        return len(self._samples), self.faults
 
     async def skip(self, rows: int) -> None:
         self.taken = min(len(self._samples), max(rows, self.taken))
@@ -264,27 +240,30 @@ class Series:
     @property
     def latest(self) -> Any | None:
         """The newest readings [w], in the task's ball like any window; None while there are fewer."""
-        newest, norm = list(self._newest), self._task.features.norm
+        newest = list(self._newest)
         if len(newest) < self._task.features.dimension:
             return None
-        return into_ball(np.array(newest), cast(Norm, norm.kind), float(norm.bound))
+        return prepared(self._task.features, np.array(newest))
+
+
+def _stdin() -> BinaryIO:
+    """Standard input, by a reader of its own: a thread that waits in `sys.stdin` aborts its process at the end."""
+    with contextlib.suppress(OSError, ValueError):  # a stdin without a descriptor: the tests' own
+        return open(os.dup(sys.stdin.fileno()), "rb")
+    return sys.stdin.buffer
 
 
 class LiveSource(SampleSource):
     """Rows as they come, from a thread that may block: stdin, a sensor, a function. It ends with the process."""
 
     def __init__(self, rows: Callable[[], Iterable[Any]], task: Task, capacity: int) -> None:
-        self.taken, self._task, self._faults = 0, task, Faults()
-        self._rows, self._queue = rows, queue.Queue[Sample | None](capacity)
+        super().__init__()
+        self._task, self._rows, self._queue = task, rows, queue.Queue[Sample | None](capacity)
         self._series: Series | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: asyncio.Event | None = None
         self._closed = threading.Event()
         self._failure: BaseException | None = None
-
-    @property
-    def faults(self) -> Faults:
-        return self._faults if self._series is None else self._series.faults
 
     async def read(self, most: int) -> list[Sample]:
         if self._arrived is None:
@@ -297,9 +276,7 @@ class LiveSource(SampleSource):
             if self._failure is not None and not samples:
                 if isinstance(self._failure, DataError):  # a sentence of ours, which shows no sample
                     raise self._failure
-                raise DataError(
-                    f"The source failed: {type(self._failure).__name__}. See to it and join again."
-                ) from None
+                raise DataError(f"The source failed: {type(self._failure).__name__}. Mend it and join again.") from None
             if ended:
                 break
             if not samples:
@@ -327,12 +304,13 @@ class LiveSource(SampleSource):
         if self._task.features.kind != "windows":
             return rows
         self._series = Series(rows, self._task)
+        self.faults = self._series.faults
         return self._series
 
     def _pump(self) -> None:
         try:
             for row in self._cut(self._rows()):
-                samples = samples_of([row], self._task, self._faults)
+                samples = samples_of([row], self._task, self.faults)
                 self.taken += 1
                 if not self._put(samples[0]):
                     return
@@ -367,19 +345,21 @@ def open_source(
     *,
     seed: int | None = None,
     header: bool | None = None,
+    label: str | None = None,
+    ignore: tuple[str, ...] = (),
     tell: Callable[[str], None] = say_nothing,
 ) -> SampleSource:
     """The source that `spec` names, for this task. `header`: whether the first line of a CSV file is a heading; None
-    decides by the line itself. `tell` hears how it decided."""
-    kind, rest = _parse(spec, header)
+    decides by the line itself. `label` and `ignore` name columns of its heading. `tell` hears how it decided."""
+    kind, rest = _parse(spec, header, label, ignore)
     share, capacity = share or Share(), int(task.protocol.get("buffer") or 1024)
     if kind == "python":
         return LiveSource(_function(rest), task, capacity)
     if kind == "shard":
         return _open_set(rest, task, share, seed)
-    text = Text(cast(Format, kind), "stdin" if rest == "-" else rest, task, header, share.of)
+    text = Text(cast(Format, kind), "stdin" if rest == "-" else rest, task, header, share.of, label, ignore)
     if rest == "-":
-        return LiveSource(lambda: text.rows(read_lines(sys.stdin.buffer, text.longest), tell), task, capacity)
+        return LiveSource(lambda: text.rows(read_lines(_stdin(), text.longest), tell), task, capacity)
     _check_columns(spec, text)
     file = TextFile(Path(rest), text, tell)
     rows = file.rows()
@@ -394,13 +374,17 @@ def deal_sources(
     *,
     seed: int | None = None,
     header: bool | None = None,
+    label: str | None = None,
+    ignore: tuple[str, ...] = (),
+    device: str | None = None,
     tell: Callable[[str], None] = say_nothing,
 ) -> list[SampleSource]:
     """One source for each device of a fleet, read once: device i has rows i, i + devices, ... as with --shard.
 
     Where the task's samples are cut from readings, device i has column i of the file, or series i of the data set.
+    `device` names a column of a CSV file that says who holds a row: each of those is a device, in the order of names.
     """
-    kind, rest = _parse(spec, header)
+    kind, rest = _parse(spec, header, label, ignore, device)
     if kind == "python" or rest == "-":
         raise DataError(f"--source {spec}: a fleet deals out a file or a data set, and this is a stream of one device.")
     shares = [Share(number, devices) for number in range(devices)]
@@ -410,9 +394,11 @@ def deal_sources(
         x, y = _data_set(rest, task, seed)
         file, rows = None, list(zip(x, y, strict=True))
     else:
-        file = TextFile(Path(rest), Text(cast(Format, kind), rest, task, header, devices), tell)
+        file = TextFile(Path(rest), Text(cast(Format, kind), rest, task, header, devices, label, ignore, device), tell)
         _check_columns(spec, file.text)
         rows = list(file.rows())
+        if device is not None:
+            return _by_holder(file, rows, task, device)
     if file is not None and file.text.is_readings:
         return [
             FileSource(file.name(share), Series(rows, task, share.index), task, file=file, share=share)
@@ -427,6 +413,41 @@ def deal_sources(
         name = f"{spec}:{share}" if file is None else file.name(share)
         dealt.append(DealtSource(name, samples, faults=faults, file=file, share=share))
     return dealt
+
+
+def _by_holder(file: TextFile, rows: list[Row], task: Task, column: str) -> list[SampleSource]:
+    """One source for each name in a column, in the order of names."""
+    held: dict[str, list[Row]] = {}
+    for row in rows:
+        if not row.holder:
+            raise DataError(
+                f"{file.path}, line {row.line:,}: column {column!r} does not say whose the row is. Fill it in, or "
+                f"delete the row. {NOTHING_SENT}"
+            )
+        held.setdefault(row.holder, []).append(row)
+    dealt: list[SampleSource] = []
+    for name in sorted(held):
+        faults, share = Faults(), Held(column, name)
+        samples = samples_of(held[name], task, faults)
+        dealt.append(DealtSource(file.name(share), samples, faults=faults, file=file, share=share))
+    return dealt
+
+
+def holders_in(spec: str, column: str) -> int:
+    """How many devices a column of a CSV file names: the size of a fleet that deals out rows by it."""
+    _, rest = _parse(spec, None, None, (), column)
+    path = Path(rest)
+    if not path.is_file():
+        raise DataError(f"--source {spec}: --device deals out the rows of a file, and there is no file {rest}.")
+    with path.open("rb") as file:
+        lines = read_lines(file, longest_line(MOST_COLUMNS))
+        first = next(lines, None)
+        names, _ = columns_of(first, rest, None, (column,), NOTHING_SENT)
+        place, mark, found = names.index(column), separator(first), set[str]()
+        for line in lines:
+            with contextlib.suppress(ValueError, csv.Error, IndexError):  # `deal_sources` says what is wrong in it
+                found.add(csv_fields((line or b"").decode(), mark)[place].strip())
+    return len(found - {""})
 
 
 def check_enough(spec: str, sources: Sequence[SampleSource], batch: int) -> None:
@@ -447,12 +468,18 @@ def check_enough(spec: str, sources: Sequence[SampleSource], batch: int) -> None
     )
 
 
-def _parse(spec: str, header: bool | None) -> tuple[str, str]:
+def _parse(
+    spec: str, header: bool | None, label: str | None, ignore: tuple[str, ...], device: str | None = None
+) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
     if kind not in ("shard", "csv", "ndjson", "python") or not rest:
         raise DataError(f"--source {spec!r} is not known. Write one of {', '.join(KINDS)}.")
     if header is not None and kind != "csv":
         raise DataError(f"--header is for CSV files, and --source {spec} is none. Leave it out.")
+    if (label is not None or ignore or device is not None) and kind != "csv":
+        raise DataError(
+            f"--label, --ignore and --device are for CSV files, and --source {spec} is none. Leave them out."
+        )
     return kind, rest
 
 
@@ -479,7 +506,8 @@ def _open_set(name: str, task: Task, share: Share, seed: int | None) -> FileSour
 def _data_set(name: str, task: Task, seed: int | None) -> tuple[Any, list[Any]]:
     from crowdml.datasets import load
 
-    data = load(name, normalise=cast(Norm, task.features.norm.kind), seed=seed)
+    norm = task.features.norm.kind if task.features.low is None else "none"  # bounds are those of raw columns
+    data = load(name, normalise=cast(Norm, norm), seed=seed)
     if data.features != task.features.dimension:
         raise DataError(
             f"data set {name!r} has {data.features} features, and task {task.name!r} takes {task.features.dimension}. "

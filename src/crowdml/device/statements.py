@@ -16,8 +16,6 @@ from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import open_receipt
 from crowdml.wire.statements import Statement, totals_fell
 
-__all__ = ["ROUND_KINDS", "is_known", "open_own", "statement_path"]
-
 ROUND_KINDS = ("secagg/agreement/1", "secagg/reveal/1")
 """What a device says in a round after its draw: the server keeps it, with the statement, when the vector is gone."""
 EARLY_KINDS = ("secagg/advert/1", "secagg/shares/1")

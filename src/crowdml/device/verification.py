@@ -34,12 +34,10 @@ from crowdml.wire.receipts import Receipt, chain_next, open_receipt
 from crowdml.wire.requests import authorize
 from crowdml.wire.transcripts import BadTranscript, Entry, read_transcript
 
-__all__ = ["Verified", "check_chain", "check_receipts", "check_transcript", "together"]
-
 HASH = 32
 MOST_LINKS = 1024
 ATTEMPTS, LONGEST_PAUSE = 5, 10
-"""Of a question to a server that says it is busy; seconds in between."""
+"""How often a busy server is asked again, and the longest pause in seconds."""
 
 
 @dataclass

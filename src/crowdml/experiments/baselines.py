@@ -11,6 +11,7 @@ simulation, as the paper's is, and no device draws it (R5).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,8 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crowdml.arrays import Array
+from crowdml.arrays import Array, Samples
+from crowdml.datasets import Dataset
 from crowdml.datasets.populations import Population
+from crowdml.models import Model
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,23 @@ def errors(weights: Array, x: Array, y: Array) -> Array:
 @jax.jit
 def _errors(weights: Array, x: Array, y: Array) -> Array:
     return jnp.mean(jnp.argmax(x @ weights, axis=-1) != y)
+
+
+def public_only(model: Model, data: Dataset, *, steps: int = 1000, rates: Sequence[float] = (4.0, 1.0, 0.25)) -> float:
+    """Error on the test rows of the same model from the public rows alone, by so many steps on all of them, no noise.
+
+    What a server has before anybody takes part: a crowd that does not beat it was not needed. Of the rates, the one
+    with the least loss on the public rows.
+    """
+    public = Samples(data.x_public, data.y_public)
+    found: list[tuple[float, float]] = []
+    for rate in rates:
+        weights = model.start()
+        for _ in range(steps):
+            weights = weights - rate / len(data.y_public) * model.gradient_sum(weights, public)
+        wrong = np.asarray(model.predict(weights, data.x_test)) != data.y_test
+        found.append((float(np.mean(model.losses(weights, public))), float(wrong.mean())))
+    return min(found)[1]
 
 
 def batch(x: Array, y: Array, classes: int, *, l2: float = 0.0, iterations: int = 200) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,15 +12,14 @@ import numpy as np
 
 from crowdml.arrays import Array
 from crowdml.datasets import Dataset, Population, iid
-from crowdml.experiments.baselines import errors
-from crowdml.experiments.figure import PrivacyLabel
-from crowdml.protocol import quote
+from crowdml.experiments.baselines import errors, public_only
+from crowdml.experiments.figure import PrivacyLabel, Series, level_at
+from crowdml.models import Model
+from crowdml.price import Price
 from crowdml.protocols import find
 from crowdml.protocols.sgd import claimed_epsilon, plan
 from crowdml.sim import compiled
-from crowdml.sim.crowd import Holding
-from crowdml.sim.estimator import refuse_repeats
-from crowdml.sim.schedule import Schedule, lay_out
+from crowdml.sim.layout import Holding, Schedule, lay_out, refuse_repeats
 from crowdml.sim.world import Delay, World
 from crowdml.task import Bound, Features, Labels, Privacy, Task
 
@@ -82,7 +82,7 @@ def label(
     if task.privacy.mechanism == "none":
         return PrivacyLabel(as_published=as_published, not_covered=not_covered)
     delta = 0.0 if task.privacy.mechanism == "discrete-laplace" else task.privacy.delta
-    total = replace(quote(find(task), task), delta=delta).sample_epsilon(passes)
+    total = replace(Price.of(find(task), task), delta=delta).sample_epsilon(passes)
     return PrivacyLabel(
         epsilon=math.ceil(total * 1e6 - 1e-3) / 1e6,  # a pure total is exact, and a float of it is not
         claimed=claimed_epsilon(task) if as_published else None,
@@ -131,8 +131,8 @@ def learn(
     def trial(number: int) -> tuple[Schedule, Array]:
         """Laying out is Python and the loop is not, so two threads keep two cores busy."""
         seed = trial_seed(size, number)
-        schedule = lay_out(world, seed=seed, batch=settings.batch, capacity=settings.capacity)
-        refuse_repeats(schedule, batch=settings.batch, capacity=settings.capacity, passes=size.passes)
+        schedule = lay_out(world, seed=seed, batch=settings.batch, capacity=find(task).capacity(task))
+        refuse_repeats(schedule, batch=settings.batch, capacity=find(task).capacity(task), passes=size.passes)
         holding = Holding(data.x_train, data.y_train, populations[number], size.passes)
         (run,) = compiled.run(task, holding, [schedule], [seed], points=points, workers=1)
         # Points beyond the last check-in (samples that met a full buffer) show the last model.
@@ -142,6 +142,18 @@ def learn(
     with ThreadPoolExecutor(size.workers) as pool:
         schedules, weights = zip(*pool.map(trial, range(size.trials)), strict=True)
     return Curves(np.asarray(points) * settings.batch, np.stack(weights), schedules)
+
+
+def devices_for(data: Dataset, most: int) -> int:
+    """As many devices as share the rows evenly: 996 of at most 1,000 for MNIST's 59,760, with 60 rows each."""
+    return len(data.y_train) // math.ceil(len(data.y_train) / most)
+
+
+def public_line(model: Model, data: Dataset, x: Sequence[float], panel: str, *, right: bool = True) -> Series:
+    """`public-only`: the accuracy, or without `right` the error, of the same model from the public rows alone."""
+    error = public_only(model, data)
+    name = f"the {len(data.y_public)} public rows alone"
+    return level_at(1 - error if right else error, "public-only", name, x, PrivacyLabel(silent=True), panel)
 
 
 def trial_seed(size: Size, trial: int) -> int:
@@ -159,6 +171,11 @@ def looks(check_ins: int, count: int, *, early: bool = False) -> list[int]:
     part = max(1, check_ins // count)
     first = [part // 10 * step for step in range(1, 10)] if early and part >= 10 and part % 10 == 0 else []
     return [*first, *(part * step for step in range(1, check_ins // part + 1))]
+
+
+def six_digits(number: float) -> Fraction:
+    """A setting of a task that was computed, as people would write it."""
+    return Fraction(f"{number:.6g}")
 
 
 def _exactly(number: float) -> Fraction:

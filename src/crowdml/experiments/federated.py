@@ -26,18 +26,16 @@ import numpy as np
 
 from crowdml.arrays import Array, Samples
 from crowdml.errors import TaskError
+from crowdml.experiments.published.matrix_noise import factorise
 from crowdml.models import Model
 from crowdml.privacy.calibration import rho_for
 from crowdml.privacy.losses import ZCDP, Total
 from crowdml.privacy.sensitivity import Observer
-from crowdml.sim.trusted import factorise
-
-__all__ = ["Average", "Csdp", "Dssgd", "Plan", "alone", "centralised", "learn", "shares"]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The same for all: T rounds of m devices, each of which takes S_d steps of B_d samples."""
+class Recipe:
+    """What all methods share: T rounds of m devices, each of which takes S_d steps of B_d samples."""
 
     rounds: int
     cohort: int
@@ -106,17 +104,17 @@ class Csdp:
         made = factorise(self.correlated, rounds)
         return np.asarray(made.noise(jax.random.PRNGKey(seed), length, self.sigma, observer=Observer.DEVICES))
 
-    def loss(self, plan: Plan, devices: int) -> ZCDP:
-        """Of replacing one device in all its rounds: each moves its sum by 2 clips."""
+    def loss(self, plan: Recipe, devices: int) -> ZCDP:
+        """Loss of replacing one device in all its rounds: each moves its sum by 2 clips."""
         made = factorise(self.correlated, plan.rounds)
         return made.loss(2 * self.clip, self.sigma, participations=plan.uses(devices), separation=NEXT)
 
-    def epsilon(self, plan: Plan, devices: int, delta: float) -> float:
+    def epsilon(self, plan: Recipe, devices: int, delta: float) -> float:
         return Total.of([self.loss(plan, devices)]).epsilon(delta)
 
 
 def csdp_for(
-    epsilon: float, delta: float, plan: Plan, devices: int, *, clip: float, correlated: str = "independent"
+    epsilon: float, delta: float, plan: Recipe, devices: int, *, clip: float, correlated: str = "independent"
 ) -> Csdp:
     """The least noise for a device's total."""
     rho = float(rho_for(epsilon, delta))
@@ -142,7 +140,7 @@ class Dssgd:
         """c: the most entries of one turn."""
         return max(1, math.ceil(self.share * length))
 
-    def epsilon(self, plan: Plan, devices: int, length: int) -> float:
+    def epsilon(self, plan: Recipe, devices: int, length: int) -> float:
         """What one device really pays, pure: for every entry of every turn."""
         if self.per_parameter is None:
             return math.inf
@@ -194,7 +192,7 @@ def shares(x: Array, y: Array, devices: int, seed: int) -> tuple[Array, Array]:
     return x[rows], y[rows]
 
 
-def learn(model: Model, x: Array, y: Array, plan: Plan, rule: Rule, seed: int, *, looks: Sequence[int] = ()) -> Array:
+def learn(model: Model, x: Array, y: Array, plan: Recipe, rule: Rule, seed: int, *, looks: Sequence[int] = ()) -> Array:
     """Weights [E, *shape] after `looks` rounds, or after all of them: devices x [n, J, d], y [n, J] under a rule.
 
     A device takes its minibatches in order, on from where it stopped, and begins each round at the published weights.
@@ -216,7 +214,7 @@ def learn(model: Model, x: Array, y: Array, plan: Plan, rule: Rule, seed: int, *
 
 
 @lru_cache(maxsize=32)
-def _loop(plan: Plan, rule: Rule, model: Model) -> Any:
+def _loop(plan: Recipe, rule: Rule, model: Model) -> Any:
     def moved(weights: Array, x: Array, y: Array, trip: Array) -> Array:
         def step(w: Array, number: Array) -> Any:
             first = (trip * plan.local_steps + number) * plan.minibatch
@@ -244,13 +242,13 @@ def _loop(plan: Plan, rule: Rule, model: Model) -> Any:
     return jax.jit(whole)
 
 
-def alone(model: Model, x: Array, y: Array, plan: Plan) -> Array:
+def alone(model: Model, x: Array, y: Array, plan: Recipe) -> Array:
     """Weights [n, *shape] of devices that take all their steps by themselves, as many as one would in `plan`."""
     return np.asarray(_alone(plan, model)(jnp.asarray(x), jnp.asarray(y)))
 
 
 @lru_cache(maxsize=32)
-def _alone(plan: Plan, model: Model) -> Any:
+def _alone(plan: Recipe, model: Model) -> Any:
     def device(x: Array, y: Array) -> Array:
         def step(w: Array, number: Array) -> Any:
             rows = (number * plan.minibatch + jnp.arange(plan.minibatch)) % y.shape[0]
@@ -261,10 +259,10 @@ def _alone(plan: Plan, model: Model) -> Any:
     return jax.jit(lambda x, y: jax.lax.map(lambda pair: device(*pair), (x, y)))
 
 
-def centralised(model: Model, x: Array, y: Array, plan: Plan) -> Array:
+def centralised(model: Model, x: Array, y: Array, plan: Recipe) -> Array:
     """Weights [*shape] of one device that holds everything, x [n, J, d], and takes as many steps as a whole cohort."""
     flat = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1)
-    wide = Plan(plan.rounds, 1, plan.local_steps, min(plan.minibatch * plan.cohort, flat[1].shape[1]), plan.rate)
+    wide = Recipe(plan.rounds, 1, plan.local_steps, min(plan.minibatch * plan.cohort, flat[1].shape[1]), plan.rate)
     return alone(model, *flat, wide)[0]
 
 

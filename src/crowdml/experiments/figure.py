@@ -115,24 +115,8 @@ class Series:
         return self.y[-1]
 
     def to_json(self) -> dict[str, Any]:
-        label = self.privacy
-        return {
-            "key": self.key,
-            "name": self.name,
-            "x": list(self.x),
-            "y": list(self.y),
-            "low": list(self.low),
-            "high": list(self.high),
-            "privacy": {
-                "unit": label.unit,
-                "epsilon": label.epsilon,
-                "claimed": label.claimed,
-                "delta": label.delta,
-                "as_published": label.as_published,
-                "not_covered": list(label.not_covered),
-                "delta_too_large": label.delta_too_large,
-            },
-        }
+        paid = ("unit", "epsilon", "claimed", "delta", "as_published", "not_covered", "delta_too_large")
+        return {**_plain(self, "key", "name", "x", "y", "low", "high"), "privacy": _plain(self.privacy, *paid)}
 
 
 def over_trials(
@@ -144,6 +128,7 @@ def over_trials(
     *,
     panel: str = MAIN,
     marks: bool = False,
+    ink: int | None = None,
 ) -> Series:
     """A series from trials [T, n]: mean, and the range over trials where there is more than one."""
     values = np.asarray(trials, np.float64)
@@ -158,6 +143,7 @@ def over_trials(
         privacy,
         panel,
         marks,
+        ink=ink,
     )
 
 
@@ -165,6 +151,13 @@ def level(series: Series, x: Sequence[float]) -> Series:
     """A series of one point, drawn as a level line from x[0] to x[-1]: what does not learn step by step."""
     twice = {name: (getattr(series, name)[-1],) * 2 for name in ("y", "low", "high") if getattr(series, name)}
     return replace(series, x=(float(x[0]), float(x[-1])), **twice)
+
+
+def level_at(
+    value: float, key: str, name: str, x: Sequence[float], privacy: PrivacyLabel, panel: str, ink: int | None = None
+) -> Series:
+    """One number as a level line from x[0] to x[-1]."""
+    return level(over_trials(key, name, [0.0], np.array([[value]]), privacy, panel=panel, ink=ink), x)
 
 
 def numbers(values: Sequence[float] | Array) -> tuple[float, ...]:
@@ -178,18 +171,26 @@ class Claim:
 
     key: str
     text: str
-    paper: float | None
     ours: float
     holds: bool
+    paper: float | None = None
+
+    @staticmethod
+    def near(key: str, text: str, ours: float, paper: float, *, within: float) -> Claim:
+        """A number that holds where ours lies so near to it."""
+        return Claim(key, text, ours, abs(ours - paper) <= within, paper=paper)
+
+    @staticmethod
+    def stands(series: Series, chosen: float, what: str, *, near: float = 0.01, right: bool = False) -> Claim:
+        """Whether nothing on a grid is better than what was `chosen` by more than `near`: repeats of a run differ by as
+        much. The series has the errors over the grid, or with `right` the accuracies; `what` names the setting."""
+        here = series.y[int(np.argmin(np.abs(np.asarray(series.x) - chosen)))]
+        behind = max(series.y) - here if right else here - min(series.y)
+        text = f"{series.name}: {what} is within {near} of the best on its grid; ours is how far"
+        return Claim(f"{series.key}-stands", text, behind, behind <= near)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "text": self.text,
-            "paper": self.paper,
-            "ours": round(float(self.ours), 6),
-            "holds": bool(self.holds),
-        }
+        return {**_plain(self, "key", "text", "paper"), "ours": round(float(self.ours), 6), "holds": bool(self.holds)}
 
 
 @dataclass(frozen=True)
@@ -279,8 +280,7 @@ class Figure:
         return {
             "id": self.id,
             "seconds": round(self.seconds, 3),
-            "data": self.data,
-            "trials": self.trials,
+            **_plain(self, "data", "trials"),
             "series": [series.to_json() for series in self.series],
             "claims": [claim.to_json() for claim in self.claims],
         }
@@ -309,6 +309,12 @@ class Figure:
         from crowdml.experiments.plot import draw  # matplotlib is slow to import, and JSON needs none of it
 
         return draw(self, Path(path))
+
+
+def _plain(thing: object, *names: str) -> dict[str, Any]:
+    """These attributes as JSON has them: a tuple is a list there."""
+    found = {name: getattr(thing, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def _one_cell(text: str) -> str:

@@ -14,9 +14,8 @@ for that, and it is worth half a hundredth. Learning alone and in one place take
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ import numpy as np
 
 from crowdml.arrays import Array
 from crowdml.datasets import Dataset, Population, blobs, iid, load
+from crowdml.experiments.crowds import Size, label, six_digits
 from crowdml.experiments.figure import (
     MAIN,
     SOUND,
@@ -34,19 +34,19 @@ from crowdml.experiments.figure import (
     Second,
     Series,
     level,
+    level_at,
     over_trials,
 )
-from crowdml.experiments.registry import Progress
+from crowdml.experiments.published import admm as published_admm
+from crowdml.experiments.published.admm import CLEAN, WARNING, Published, dual_price, published_sigma, total_epsilon
+from crowdml.experiments.published.stragglers import Layout, Pace, lay_out, run, synchronous
+from crowdml.experiments.registry import Parts, Progress
+from crowdml.experiments.tuning import FOLDS, trial_crowds
 from crowdml.features import Pca
 from crowdml.models import Logistic
 from crowdml.privacy.calibration import analytic_sigma, rho_for
-from crowdml.protocol import quote
-from crowdml.protocols import find
 from crowdml.protocols.admm import solved
-from crowdml.sim import published_admm
-from crowdml.sim.crowd import Holding
-from crowdml.sim.published_admm import CLEAN, WARNING, Published, dual_price, published_sigma, total_epsilon
-from crowdml.sim.stragglers import Layout, Pace, lay_out, run, synchronous
+from crowdml.sim.layout import Holding
 from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task
 
 DELTA = 1e-6
@@ -59,7 +59,6 @@ RIDGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 PER_ITERATION = (0.01, 0.03, 0.1, 0.3, 1.0)
 TOTALS = (0.1, 0.3, 1.0, 3.0)
 ACCURACY = "accuracy on the test rows"
-FOLDS = 5
 NEAR = 0.005
 
 
@@ -164,31 +163,22 @@ def make_task(
         name=data.name,
         features=Features(data.features, Bound("l2")),
         labels=Labels(data.classes),
-        model={"kind": "logistic", "l2": _exactly(choice.l2)},
+        model={"kind": "logistic", "l2": six_digits(choice.l2)},
         protocol={
             "kind": "admm",
             "batch": held,
-            "rho": _exactly(choice.rho),
+            "rho": six_digits(choice.rho),
             "local_steps": choice.steps,
-            "relaxation": _exactly(choice.relaxation(held)),
-            "momentum": _exactly(choice.momentum),
+            "relaxation": six_digits(choice.relaxation(held)),
+            "momentum": six_digits(choice.momentum),
         },
         masking=Masking(cohort, cohort),
-        privacy=Privacy("skellam", {"update": _exactly(epsilon)}, DELTA, uses=uses or choice.rounds),
+        privacy=Privacy("skellam", {"update": six_digits(epsilon)}, DELTA, uses=uses or choice.rounds),
     )
 
 
-def _exactly(number: float) -> Fraction:
-    return Fraction(f"{number:.6g}")
-
-
-def _label(task: Task) -> PrivacyLabel:
-    total = quote(find(task), task).sample_epsilon(task.privacy.uses)
-    return PrivacyLabel(epsilon=math.ceil(total * 1e6 - 1e-3) / 1e6, delta=DELTA)
-
-
 def accuracy(weights: Array, x: Array, y: Array) -> Array:
-    """Of models [..., d]."""
+    """Accuracy [...] of models [..., d]."""
     flat = np.asarray(weights).reshape(-1, np.shape(weights)[-1])
     return ((x @ flat.T > 0) == (y[:, None] == 1)).mean(0).reshape(np.shape(weights)[:-1])
 
@@ -245,31 +235,22 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Claim(
             "centralised",
             "All rows in one place; the privacy review measured 0.845 to 0.848",
-            0.845,
             central.last,
             abs(central.last - 0.8465) <= 0.004,
+            paper=0.845,
         ),
-        Claim("local-100", "100 devices alone; about 0.80", 0.80, local.y[at], abs(local.y[at] - 0.80) <= 0.012),
+        Claim.near("local-100", "100 devices alone; about 0.80", local.y[at], 0.80, within=0.012),
         Claim(
             "falls-with-n",
             "Accuracy alone falls as the same rows are spread over more devices; ours is the largest rise",
-            None,
             max(np.diff(local.y)),
             max(np.diff(local.y)) <= 0.002,
         ),
     )
     panels = (Panel(MAIN, "Alone against together", "devices", ACCURACY, "log", priced=False),)
-    return Figure(
-        "guo/fig3",
-        "The benefit of learning together",
-        case.sound.name,
-        case.trials,
-        (local, central),
-        claims,
-        panels,
-        (case.plain.note, "The ridge of each size, and whether rows are sharpened, by accuracy on the public rows."),
-        ends="accuracy at the end",
-    )
+    title, ends = "The benefit of learning together", "accuracy at the end"
+    notes = (case.plain.note, "The ridge of each size, and whether rows are sharpened, by accuracy on the public rows.")
+    return Figure("guo/fig3", title, case.sound.name, case.trials, (local, central), claims, panels, notes, ends=ends)
 
 
 # --- Fig. 4 ---
@@ -335,20 +316,10 @@ def _local(case: Case, epsilon: float) -> Array:
 def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
     """Accuracy over epsilon: on the paper's axis (one iteration, delta 1e-3) and on the honest one (all, 1e-6)."""
     case = _case(quick, trials, 100)
-    parts = iter(range(20))
     claimed, totals = (PER_ITERATION[2:4], (0.1, 1.0)) if quick else (PER_ITERATION, TOTALS)
-
-    def tell(what: str) -> None:
-        progress(what, next(parts), len(claimed) + len(totals) + 3)
-
-    published: list[Array] = []
-    for epsilon in claimed:
-        tell(f"as published, ε = {epsilon:g} an iteration")
-        published.append(published_accuracy(case, epsilon))
-    found: list[Array] = []
-    for epsilon in totals:
-        tell(f"sound, ε = {epsilon:g} in all")
-        found.append(sound_accuracy(case, epsilon))
+    tell = Parts(progress, len(claimed) + len(totals) + 3)
+    published = [published_accuracy(case, each) for each in tell.each(claimed, "as published, ε = {:g} an iteration")]
+    found = [sound_accuracy(case, each) for each in tell.each(totals, "sound, ε = {:g} in all")]
     honest = [total_epsilon(epsilon, ROUNDS) for epsilon in claimed]
     few = replace(case, trials=min(case.trials, 10))
     tell("noise-free duals")
@@ -370,59 +341,18 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
     proved = PrivacyLabel(epsilon=float(totals[-1]), delta=DELTA)
     both = f"{MAIN} {SOUND}"
     ends = [min(*claimed, *totals), max(*honest, *totals)]
+    told, uncovered = np.stack(published, 1), replace(proved, not_covered=outside)
+    lines = (
+        ("admm-as-published", "as published, x = ε of one iteration at δ = 1e-3", claimed, told, cost, MAIN),
+        ("admm-as-published-total", "as published, x = its total", honest, told, cost, SOUND),
+        ("admm-sound", "sound rounds", totals, np.stack(found, 1), proved, SOUND),
+        ("admm-noise-free-duals", "noise-free duals at their price", totals, duals, uncovered, SOUND),
+        ("admm-local-noise", "local noise (section V-B), x = ε of one iteration", claimed, local_noise, cost, MAIN),
+    )
     series = (
-        over_trials(
-            "admm-as-published",
-            "as published, x = ε of one iteration at δ = 1e-3",
-            claimed,
-            np.stack(published, 1),
-            cost,
-            marks=True,
-        ),
-        over_trials(
-            "admm-as-published-total",
-            "as published, x = its total",
-            honest,
-            np.stack(published, 1),
-            cost,
-            panel=SOUND,
-            marks=True,
-        ),
-        over_trials("admm-sound", "sound rounds", totals, np.stack(found, 1), proved, panel=SOUND, marks=True),
-        over_trials(
-            "admm-noise-free-duals",
-            "noise-free duals at their price",
-            totals,
-            duals,
-            replace(proved, not_covered=outside),
-            panel=SOUND,
-            marks=True,
-        ),
-        over_trials(
-            "admm-local-noise",
-            "local noise (section V-B), x = ε of one iteration",
-            claimed,
-            local_noise,
-            cost,
-            marks=True,
-        ),
-        level(
-            over_trials(
-                "centralised", "all rows in one place", [1.0], np.array([[together]]), PrivacyLabel(), panel=both
-            ),
-            ends,
-        ),
-        level(
-            over_trials(
-                "local",
-                f"each of {case.devices} devices alone",
-                [1.0],
-                np.array([[lonely]]),
-                PrivacyLabel(),
-                panel=both,
-            ),
-            ends,
-        ),
+        *(over_trials(key, name, x, y, paid, panel=panel, marks=True) for key, name, x, y, paid, panel in lines),
+        level_at(together, "centralised", "all rows in one place", ends, PrivacyLabel(), both),
+        level_at(lonely, "local", f"each of {case.devices} devices alone", ends, PrivacyLabel(), both),
     )
     at = claimed.index(0.1)
     paper = series[0].y[at]
@@ -431,73 +361,57 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Claim(
             "epsilon-0.1-as-centralised",
             "At ε = 0.1 an iteration almost the same as in one place; ours is the gap",
-            0.0,
             together - paper,
             together - paper <= 0.01,
+            paper=0.0,
         ),
         Claim(
             "epsilon-0.1-beats-local",
             "At ε = 0.1 an iteration better than each device alone; ours is by how much",
-            None,
             paper - lonely,
             paper > lonely,
         ),
         Claim(
             "epsilon-0.1-costs-0.1",
             "ε = 0.1 is what it costs; ours is the total of 20 iterations at δ = 1e-6 (G6)",
-            0.1,
             total_epsilon(0.1, ROUNDS),
             False,
+            paper=0.1,
         ),
-        Claim(
+        Claim.near(
             "sound-at-1",
             "Sound rounds at a total of 1; the privacy review measured 0.832 on another split",
-            0.832,
             one,
-            abs(one - 0.832) <= 0.006,
+            0.832,
+            within=0.006,
         ),
-        Claim(
+        Claim.near(
             "sound-at-0.1",
             "Sound rounds at a total of 0.1; the privacy review measured 0.806 on another split",
-            0.806,
             tenth,
-            abs(tenth - 0.806) <= 0.01,
+            0.806,
+            within=0.01,
         ),
-        Claim(
+        Claim.near(
             "duals-price",
             "Noise-free duals need this many times the noise at T = 20",
-            11.98,
             dual_price(ROUNDS),
-            abs(dual_price(ROUNDS) - 11.98) <= 0.01,
+            11.98,
+            within=0.01,
         ),
         Claim(
             "local-costs-root-n",
             "Local noise is √n times as much, and worse; ours is the accuracy it costs at ε = 0.1",
-            None,
             paper - local_noise[:, at].mean(),
             paper > local_noise[:, at].mean(),
         ),
     )
+    one_of, total = "ε of one of 20 iterations, δ = 1e-3", "total ε of a sample, δ = 1e-6"
+    all_of = Second("total ε of the 20 iterations, δ = 1e-6", tuple(claimed), tuple(honest))
+    over: Any = {"x_scale": "log", "y_range": None if case.quick else (0.65, 0.86), "priced": False}
     panels = (
-        Panel(
-            MAIN,
-            "As published: ε of one iteration",
-            "ε of one of 20 iterations, δ = 1e-3",
-            ACCURACY,
-            "log",
-            y_range=None if case.quick else (0.65, 0.86),
-            priced=False,
-            second=Second("total ε of the 20 iterations, δ = 1e-6", tuple(claimed), tuple(honest)),
-        ),
-        Panel(
-            SOUND,
-            "What it really costs",
-            "total ε of a sample, δ = 1e-6",
-            ACCURACY,
-            "log",
-            y_range=None if case.quick else (0.65, 0.86),
-            priced=False,
-        ),
+        Panel(MAIN, "As published: ε of one iteration", one_of, ACCURACY, second=all_of, **over),
+        Panel(SOUND, "What it really costs", total, ACCURACY, **over),
     )
     notes = (
         *case.notes,
@@ -506,25 +420,13 @@ def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
         "Everybody takes part in every round, and h_min is all 100: no dropouts and no colluders, as in the paper.",
         "The ρ of noise-free duals was chosen after a look at test rows.",
     )
+    title = "Accuracy and privacy"
     return Figure(
-        "guo/fig4",
-        "Accuracy and privacy",
-        data.name,
-        case.trials,
-        series,
-        claims,
-        panels,
-        notes,
-        ends="accuracy at the largest ε",
+        "guo/fig4", title, data.name, case.trials, series, claims, panels, notes, ends="accuracy at the largest ε"
     )
 
 
 # --- asynchrony ---
-
-
-def _async_choice(choice: Choice, barrier: int, devices: int) -> Choice:
-    """The same step over a pass of the crowd, whatever the cohort: a cohort of s moves s/n as far."""
-    return replace(choice, c=choice.c * barrier / devices)
 
 
 def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
@@ -553,7 +455,7 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
             pace, devices, seed=case.seed, barrier=barrier, delay=delay, rounds=passes * devices // barrier, uses=passes
         )
         laid = laid.first(max(1, int(np.searchsorted(laid.time, horizon, side="right"))))
-        choice = _async_choice(plain, barrier, devices)
+        choice = replace(plain, c=plain.c * barrier / devices)  # a cohort of s moves s/n as far: as far over a pass
         task = make_task(data, case.held, choice, epsilon=1.0, cohort=barrier, uses=passes)
         for panel, noise in ((MAIN, False), (SOUND, True)):
             courses = run(task, holding, laid, case.seeds if noise else case.seeds[:1], noise=noise)
@@ -561,9 +463,9 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
             shown = np.unique(np.linspace(0, len(laid) - 1, min(60, len(laid))).astype(int))
             key = f"{'private-' if noise else ''}s{barrier}" + ("" if delay is None else f"-tau{delay}")
             bound = "" if delay is None else f", τ = {delay}"
-            label = _label(task) if noise else PrivacyLabel()
+            paid = label(task, passes=task.privacy.uses) if noise else PrivacyLabel()
             series.append(
-                over_trials(key, f"s = {barrier}{bound}", laid.time[shown], told[:, shown], label, panel=panel)
+                over_trials(key, f"s = {barrier}{bound}", laid.time[shown], told[:, shown], paid, panel=panel)
             )
             reached[panel, barrier, delay] = _time_to(laid, told.mean(0), 0.8 if quick else TARGET)
             last[panel, barrier, delay] = float(told.mean(0)[-1])
@@ -573,21 +475,18 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Claim(
             "asynchrony-is-faster",
             f"Time to an accuracy of {TARGET:g} without noise with s = n/5, as a share of s = n",
-            None,
             fifth / whole,
             fifth < whole,
         ),
         Claim(
             "delay-bound-waits",
             "A bounded delay of 5 makes s = n/5 wait for stragglers: its time, as a share of unbounded",
-            None,
             reached[MAIN, devices // 5, 5] / fifth,
             reached[MAIN, devices // 5, 5] > fifth,
         ),
         Claim(
             "asynchrony-is-free",
             "At an equal total ε smaller cohorts end as accurate; ours is what s = n/10 loses to s = n",
-            None,
             noisy,
             noisy <= 0.005,
         ),
@@ -602,16 +501,9 @@ def asynchronous(quick: bool, trials: int | None, progress: Progress) -> Figure:
         "The step was chosen on public rows, with the same stragglers.",
         "A sum has all of its noise whatever the cohort's size, so the mean over s devices has n/s times as much.",
     )
+    title = "Time to accuracy among stragglers"
     return Figure(
-        "guo/async",
-        "Time to accuracy among stragglers",
-        data.name,
-        case.trials,
-        tuple(series),
-        claims,
-        panels,
-        notes,
-        ends="accuracy at the end",
+        "guo/async", title, data.name, case.trials, tuple(series), claims, panels, notes, ends="accuracy at the end"
     )
 
 
@@ -640,6 +532,15 @@ def rounds(quick: bool, trials: int | None, progress: Progress) -> Figure:
         ("gradient", "gradient rounds (one local step)", Choice(60.0, total, 0.8)),
         ("proximal", "proximal rounds (ten local steps, ρ = 30)", replace(PROXIMAL, rounds=total)),
     )
+
+    def show(key: str, name: str, told: Array, paid: PrivacyLabel, each: float) -> None:
+        """Draw the accuracy [trials, rounds] by rounds and by bytes, of which a round takes `each`; and note after how
+        many rounds it is good, one more than all of them if it never is."""
+        series.append(over_trials(key, name, x, told, paid))
+        series.append(over_trials(f"{key}-bytes", name, x * each / 1000, told, paid, panel=SOUND))
+        there = np.flatnonzero(told.mean(0) >= (0.8 if quick else 0.83))
+        reach[key] = float(there[0] + 1 if len(there) else total + 1)
+
     for number, (key, name, choice) in enumerate(kinds):
         progress(name, number, len(kinds) + 1)
         task = make_task(data, case.held, choice, epsilon=1.0, cohort=case.devices)
@@ -649,12 +550,9 @@ def rounds(quick: bool, trials: int | None, progress: Progress) -> Figure:
             )
             told = np.stack([accuracy(course.weights, data.x_test, data.y_test) for course in courses])
             full = f"{key}-private" if noise else key
-            label = _label(task) if noise else PrivacyLabel()
+            paid = label(task, passes=task.privacy.uses) if noise else PrivacyLabel()
             words = f"{name}, total ε = 1" if noise else name
-            series.append(over_trials(full, words, x, told, label))
-            series.append(replace(over_trials(f"{full}-bytes", words, x * wire / 1000, told, label), panel=SOUND))
-            there = np.flatnonzero(told.mean(0) >= (0.8 if quick else 0.83))
-            reach[full] = float(there[0] + 1 if len(there) else total + 1)
+            show(full, words, told, paid, wire)
     progress("ADMM with duals, without noise", len(kinds), len(kinds) + 1)
     rows = case.crowd(data).rows
     settings = Published(0.1, PUBLISHED_BETA, 0.0, solver=100)
@@ -668,31 +566,28 @@ def rounds(quick: bool, trials: int | None, progress: Progress) -> Figure:
     )
     told = accuracy(clean.weights, data.x_test, data.y_test)[None]
     name = "ADMM with duals, ρ = 0.1, minimised"
-    series.append(over_trials("duals", name, x, told, PrivacyLabel()))
-    series.append(replace(over_trials("duals-bytes", name, x * wire * 1.5 / 1000, told, PrivacyLabel()), panel=SOUND))
-    there = np.flatnonzero(told[0] >= (0.8 if quick else 0.83))
-    reach["duals"] = float(there[0] + 1 if len(there) else total + 1)
+    show("duals", name, told, PrivacyLabel(), wire * 1.5)
+    ends = {each.key: each.last for each in series}
+    gain = ends["proximal-private"] - ends["gradient-private"]
     claims = (
         Claim(
             "few-tens",
             "ADMM is at good accuracy (0.83) within a few tens of iterations; ours is after how many",
-            30.0,
             reach["duals"],
             reach["duals"] <= 40,
+            paper=30.0,
         ),
         Claim(
             "gradients-need-more",
             "Gradient methods need many more rounds: theirs over those of ADMM with duals, without noise",
-            None,
             reach["gradient"] / reach["duals"],
             reach["gradient"] > 2 * reach["duals"],
         ),
         Claim(
             "local-steps-help-under-noise",
             "Ten local steps end higher than one at a total of ε = 1; ours is by how much",
-            None,
-            _end(series, "proximal-private") - _end(series, "gradient-private"),
-            _end(series, "proximal-private") - _end(series, "gradient-private") > 0.002,
+            gain,
+            gain > 0.002,
         ),
     )
     panels = (
@@ -704,45 +599,27 @@ def rounds(quick: bool, trials: int | None, progress: Progress) -> Figure:
         "A round moves one vector each way; with duals as published two go up.",
         "Budgets are for as many rounds as are shown.",
     )
+    title = "Rounds and bytes to accuracy"
     return Figure(
-        "guo/rounds",
-        "Rounds and bytes to accuracy",
-        data.name,
-        case.trials,
-        tuple(series),
-        claims,
-        panels,
-        notes,
-        ends="accuracy at the end",
+        "guo/rounds", title, data.name, case.trials, tuple(series), claims, panels, notes, ends="accuracy at the end"
     )
-
-
-def _end(series: Sequence[Series], key: str) -> float:
-    return next(each.last for each in series if each.key == key)
 
 
 # --- tuning ---
 
 
-def sound_errors(data: Dataset, choice: Choice, *, epsilon: float, devices: int, held: int, seed: int) -> Array:
+def sound_errors(case: Case, choice: Choice, epsilon: float) -> Array:
     """Error on the public fifth that a crowd of the other public rows has not seen, [FOLDS]."""
-    parts = np.array_split(np.arange(len(data.y_public)), FOLDS)
+    crowd, tried = trial_crowds(case.sound, Size(devices=case.devices, seed=case.seed))
+    task = make_task(case.sound, case.held, choice, epsilon=epsilon, cohort=case.devices)
     found: list[float] = []
-    for number, left_out in enumerate(parts):
-        others = np.concatenate([part for part in parts if part is not left_out])
-        rows = np.random.default_rng([seed, number]).choice(others, (devices, held)).astype(np.int32)
-        crowd = Population("iid", rows, np.full(devices, held, np.int32), 0)
-        task = make_task(data, held, choice, epsilon=epsilon, cohort=devices)
-        holding = Holding(data.x_public, data.y_public, crowd, choice.rounds)
-        courses = run(task, holding, synchronous(devices, choice.rounds), [seed + number, seed + 100 + number])
+    for number, trial in enumerate(tried):
+        holding = Holding(crowd.x_train, crowd.y_train, trial.population, choice.rounds)
+        seeds = [case.seed + number, case.seed + 100 + number]
+        courses = run(task, holding, synchronous(case.devices, choice.rounds), seeds)
         models = np.stack([course.weights[-1] for course in courses])
-        found.append(1 - float(accuracy(models, data.x_public[left_out], data.y_public[left_out]).mean()))
+        found.append(1 - float(accuracy(models, trial.x, trial.y).mean()))
     return np.asarray(found)
-
-
-def _grid(choice: Choice) -> Iterator[tuple[float, Choice]]:
-    for factor in (0.5, 1.0, 2.0):
-        yield choice.c * factor, replace(choice, c=choice.c * factor)
 
 
 def tuning(quick: bool, trials: int | None, progress: Progress) -> Figure:
@@ -753,47 +630,15 @@ def tuning(quick: bool, trials: int | None, progress: Progress) -> Figure:
     claims: list[Claim] = []
     for number, (epsilon, choice) in enumerate(choices.items()):
         progress(f"ε = {epsilon:g}", number, len(choices))
-        x, found = zip(
-            *(
-                (
-                    c,
-                    sound_errors(
-                        case.sound, each, epsilon=epsilon, devices=case.devices, held=case.held, seed=case.seed
-                    ),
-                )
-                for c, each in _grid(choice)
-            ),
-            strict=True,
-        )
+        around = [replace(choice, c=choice.c * factor) for factor in (0.5, 1.0, 2.0)]
+        found = np.stack([sound_errors(case, each, epsilon) for each in around], 1)
         task = make_task(case.sound, case.held, choice, epsilon=epsilon, cohort=case.devices)
-        one = over_trials(
-            f"sound-e{epsilon:g}",
-            f"T = {choice.rounds}, momentum {choice.momentum:g}",
-            x,
-            np.stack(found, 1),
-            _label(task),
-            marks=True,
-        )
-        series.append(one)
-        gap = one.y[1] - min(one.y)
-        claims.append(
-            Claim(
-                f"sound-e{epsilon:g}-stands",
-                f"c = {choice.c:g} is within {NEAR} of the best around it; ours is how far",
-                None,
-                gap,
-                gap <= NEAR,
-            )
-        )
+        key, name = f"sound-e{epsilon:g}", f"T = {choice.rounds}, momentum {choice.momentum:g}"
+        paid = label(task, passes=task.privacy.uses)
+        series.append(over_trials(key, name, [each.c for each in around], found, paid, marks=True))
+        claims.append(Claim.stands(series[-1], choice.c, f"c = {choice.c:g}", near=NEAR))
     panels = (Panel(MAIN, "On the public rows, five folds", "c", "error on public rows", "log"),)
+    title, ends = "How the hyper-parameters were chosen", "error at the largest c"
     return Figure(
-        "guo/tuning",
-        "How the hyper-parameters were chosen",
-        case.sound.name,
-        FOLDS,
-        tuple(series),
-        tuple(claims),
-        panels,
-        case.notes,
-        ends="error at the largest c",
+        "guo/tuning", title, case.sound.name, FOLDS, tuple(series), tuple(claims), panels, case.notes, ends=ends
     )

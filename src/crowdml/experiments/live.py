@@ -6,41 +6,23 @@ Every device has its key, ledger and outbox, as `crowdml fleet` makes them; the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from crowdml.arrays import Array
+from crowdml.demo.process import ServerProcess, join_fleet
 from crowdml.device.client import Client, Limits
-from crowdml.device.fleet import Fleet, Summary
-from crowdml.device.folder import Folder, offer
-from crowdml.device.joining import choose_task, fetch_task, list_tasks
-from crowdml.device.runner import Clock
+from crowdml.device.fleet import Summary
+from crowdml.device.folder import Folder
 from crowdml.device.sources import DealtSource, Sample
-from crowdml.errors import CrowdmlError
 from crowdml.messages import decode
-from crowdml.server.hub import utc_now
-from crowdml.storage.server import Store
 from crowdml.task import Task
-
-__all__ = ["Played", "play"]
 
 LOOK_EVERY = 0.1
 """Seconds between two looks at the publication."""
-RATES = ("--device-rate", "1000", "--pace", "1000", "--address-rate", "100000")
-
-
-class ServerFailed(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
-    """The server process never listened."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +42,13 @@ def play(task: Task, x: Array, y: Array, rows: Array, folder: Path, *, at_work: 
 
 
 async def _play(task: Task, x: Array, y: Array, rows: Array, folder: Path, at_work: int) -> Played:
-    home, server = folder / "devices", folder / "server"
-    server.mkdir(parents=True, mode=0o700)
-    with Store(server / "server.sqlite") as store:
-        store.add_task(task.canonical, task.name, utc_now(), "running")
-    with _served(server, len(rows)) as (url, code):
-        client, looking = (Client(url, limits=Limits(connections=many)) for many in (16, 1))
+    server = ServerProcess(folder, whose="figure")
+    try:
+        code = await server.host(task, len(rows))
+        client, looking = (Client(server.url, limits=Limits(connections=many)) for many in (16, 1))
         try:
-            fleet = await _join(client, Folder(home), len(rows), at_work)
+            home = Folder(folder / "devices")
+            fleet = await join_fleet(client, home, "figure", devices=len(rows), at_work=at_work)
             await fleet.enrol(code, None)
 
             def source(number: int) -> DealtSource:
@@ -90,43 +71,7 @@ async def _play(task: Task, x: Array, y: Array, rows: Array, folder: Path, at_wo
         finally:
             await client.close()
             await looking.close()
+    finally:
+        server.stop()
     rounds = tuple(sorted(seen))
     return Played(rounds, np.stack([seen[number] for number in rounds]), taken, summary)
-
-
-async def _join(client: Client, home: Folder, devices: int, at_work: int) -> Fleet:
-    """What `crowdml fleet --yes` does: find the task, note the consent to its promise and price."""
-    chosen = choose_task(await list_tasks(client), None)
-    task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
-    clock = Clock()
-    home.make()
-    home.accept(task, replace(offer(task, protocol), by="figure", at=clock.utc()))
-    return Fleet(home, client, task, protocol, devices=devices, single=False, clock=clock, at_work=at_work)
-
-
-@contextlib.contextmanager
-def _served(folder: Path, devices: int) -> Generator[tuple[str, str]]:
-    """A server that listens, by its address and the code of an invitation; it is stopped at the end."""
-    log = folder.parent / "log.txt"
-    command = [sys.executable, "-m", "crowdml.cli", "serve", "--folder", str(folder), "--port", "0", "--json", "-"]
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [*command, "--invite", str(devices), *RATES],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise ServerFailed(f"the figure's server did not start. Its last words: {last}")
-        told = json.loads(said)
-        yield told["address"], told["code"]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-        if process.stdout is not None:
-            process.stdout.close()

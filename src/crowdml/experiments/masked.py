@@ -1,6 +1,6 @@
-"""Masked cohorts of `sgd` at a figure's size, and how their settings were chosen: on the public split alone (R4).
+"""Masked cohorts of `sgd` at a figure's size, and how their settings were chosen: on digits drawn by code (R4).
 
-One device of a thousand holds sixty digits and gives all of them in each round it is in; a cohort's total makes one
+Each of 996 devices holds sixty digits and gives all of them in each round it is in; a cohort's total makes one
 step. Larger cohorts and more passes take turns: the noise of a sum does not grow with the cohort, so its share of the
 mean falls, and every pass is charged.
 """
@@ -17,19 +17,17 @@ import numpy as np
 from crowdml.arrays import Array
 from crowdml.datasets import Dataset, Population, blobs, load
 from crowdml.experiments import baselines
-from crowdml.experiments.crowds import DELTA, LARGE, Size, deals, trial_seed
+from crowdml.experiments.crowds import DELTA, Choice, Size, deals, devices_for, make_task, trial_seed
 from crowdml.experiments.figure import MAIN, Claim, Figure, Panel, PrivacyLabel, Series, over_trials
 from crowdml.experiments.registry import Progress
-from crowdml.experiments.tuning import FOLDS, folds
-from crowdml.protocol import quote
+from crowdml.experiments.tuning import FOLDS, trial_crowds
+from crowdml.price import Price
 from crowdml.protocols import find
-from crowdml.sim import cohorts
-from crowdml.sim.crowd import Holding
-from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task
+from crowdml.sim import compiled
+from crowdml.sim.layout import Holding, meet
+from crowdml.task import Masking, Privacy, Task
 
 AROUND = (0.5, 1.0, 2.0)
-NEAR = 0.01
-"""A choice stands while nothing on its grid is better by more than this."""
 
 
 @dataclass(frozen=True)
@@ -42,34 +40,23 @@ class MaskedChoice:
 
 
 MNIST: Mapping[float, MaskedChoice] = {
-    10.0: MaskedChoice(600.0, 100, 5),
-    1.0: MaskedChoice(200.0, 200, 5),
-    0.1: MaskedChoice(100.0, 1000, 3),
+    10.0: MaskedChoice(1200.0, 100, 10),
+    1.0: MaskedChoice(800.0, 996, 20),
+    0.1: MaskedChoice(100.0, 996, 10),
 }
-"""For a thousand devices with sixty digits each, by the sample's total epsilon at delta = 1e-6."""
+"""For 996 devices with sixty digits each, by the sample's total epsilon at delta = 1e-6."""
 
 
 def make_masked_task(data: Dataset, choice: MaskedChoice, *, epsilon: float, batch: int) -> Task:
     """Softmax by masked `sgd`. Every device of a cohort survives, and none of them colludes: `minimum` is all of it."""
-    return Task(
-        name=data.name,
-        features=Features(data.features, Bound("l2")),
-        labels=Labels(data.classes),
-        model={"kind": "softmax"},
-        protocol={
-            "kind": "sgd",
-            "batch": batch,
-            "step": {"c": Fraction(repr(choice.c))},
-            "radius": Fraction(repr(LARGE)),
-        },
-        privacy=Privacy("skellam", {"gradient": Fraction(repr(epsilon))}, DELTA, uses=choice.uses),
-        masking=Masking(choice.cohort, choice.cohort),
-    )
+    privacy = Privacy("skellam", {"gradient": Fraction(repr(epsilon))}, DELTA, uses=choice.uses)
+    plain = make_task(data, Choice(choice.c, batch), epsilon=None)
+    return replace(plain, privacy=privacy, masking=Masking(choice.cohort, choice.cohort))
 
 
 def masked_label(task: Task) -> PrivacyLabel:
     """The honest total of a sample over all its uses, against who sees the totals of cohorts."""
-    total = quote(find(task), task).sample_epsilon(task.privacy.uses)
+    total = Price.of(find(task), task).sample_epsilon(task.privacy.uses)
     return PrivacyLabel(epsilon=float(f"{total:.6g}"), delta=task.privacy.delta)
 
 
@@ -79,57 +66,49 @@ def learn_masked(task: Task, data: Dataset, size: Size, populations: list[Popula
 
     def trial(number: int) -> Array:
         holding = Holding(data.x_train, data.y_train, populations[number], task.privacy.uses)
-        (run,) = cohorts.run(task, holding, [trial_seed(size, number)], workers=1)
+        seed = trial_seed(size, number)
+        (run,) = compiled.run(task, holding, [meet(task, holding, seed)], [seed])
         return run.model
 
     with ThreadPoolExecutor(size.workers) as pool:
         return np.stack(list(pool.map(trial, range(size.trials))))
 
 
-def public_errors(data: Dataset, choice: MaskedChoice, *, epsilon: float, size: Size) -> Array:
-    """Error on the public fifth that a crowd of the other public rows has not seen, [FOLDS]."""
-    public = replace(data, x_train=data.x_public, y_train=data.y_public)
-    crowds, left_out = zip(*folds(data, size), strict=True)
-    task = make_masked_task(data, choice, epsilon=epsilon, batch=crowds[0].rows.shape[1])
-    weights = learn_masked(task, public, replace(size, trials=FOLDS), list(crowds))
-    return np.stack([
-        baselines.errors(each, data.x_public[rows], data.y_public[rows])
-        for each, rows in zip(weights, left_out, strict=True)
-    ])  # fmt: skip
+def trial_errors(data: Dataset, choice: MaskedChoice, *, epsilon: float, size: Size) -> Array:
+    """Error of each of the `trial_crowds`, [FOLDS]."""
+    crowd, tried = trial_crowds(data, size)
+    populations = [trial.population for trial in tried]
+    task = make_masked_task(data, choice, epsilon=epsilon, batch=populations[0].rows.shape[1])
+    weights = learn_masked(task, crowd, replace(size, trials=FOLDS), populations)
+    return np.stack([baselines.errors(each, trial.x, trial.y) for each, trial in zip(weights, tried, strict=True)])
 
 
 def tuning(quick: bool, trials: int | None, progress: Progress) -> Figure:
-    """The grid of c again, on public rows; a quick run has one, on made-up data."""
+    """The grid of c again, on drawn digits; a quick run has one, on made-up data."""
     if quick:
         data, size = blobs(rows=2000, features=20, classes=3, seed=3, normalise="l2"), Size(devices=20, workers=1)
         table: Mapping[float, MaskedChoice] = {10.0: MaskedChoice(30.0, 10, 2)}
     else:
-        data, size, table = load("mnist", normalise="l2"), Size(), MNIST
+        data, table = load("mnist", normalise="l2"), MNIST
+        size = Size(devices=devices_for(data, Size().devices))
     curves: list[tuple[Series, float]] = []
     for number, (epsilon, choice) in enumerate(table.items()):
-        progress(f"epsilon {epsilon:g}, on public rows", number, len(table))
+        progress(f"epsilon {epsilon:g}, on drawn digits", number, len(table))
         x = [float(f"{choice.c * factor:.3g}") for factor in AROUND]
-        found = [public_errors(data, replace(choice, c=c), epsilon=epsilon, size=size) for c in x]
+        found = [trial_errors(data, replace(choice, c=c), epsilon=epsilon, size=size) for c in x]
         held = len(data.y_train) // size.devices
         privacy = masked_label(make_masked_task(data, choice, epsilon=epsilon, batch=held))
         name = f"total ε = {epsilon:g}: cohorts of {choice.cohort}, {choice.uses} passes"
         key = f"masked-e{epsilon:g}"
         curves.append((over_trials(key, name, x, np.stack(found, axis=1), privacy, marks=True), choice.c))
-    claims = tuple(
-        Claim(
-            f"{series.key}-stands",
-            f"{series.name}: c = {chosen:g} is within {NEAR} of the best on its grid; ours is how far",
-            None,
-            series.y[series.x.index(chosen)] - min(series.y),
-            series.y[series.x.index(chosen)] - min(series.y) <= NEAR,
-        )
-        for series, chosen in curves
-    )
+    claims = tuple(Claim.stands(series, chosen, f"c = {chosen:g}") for series, chosen in curves)
     title = "How the settings of masked cohorts were chosen"
-    panels = (Panel(MAIN, "On the public split, five folds", "c", "error on public rows", "log", y_range=(0, 1)),)
-    notes = ("Cohort and passes came from coarser grids by the same function: 25 to 1,000 devices, 1 to 20 passes.",)
+    panels = (
+        Panel(MAIN, "On digits drawn by code, five crowds", "c", "error on other drawings", "log", y_range=(0, 1)),
+    )
+    notes = ("Cohort and passes came from coarser grids by the same function: 25 to 996 devices, 1 to 20 passes.",)
     shown = tuple(series for series, _ in curves)
-    source = "synthetic" if quick else "mnist"
+    source = "synthetic" if quick else "drawn-digits"
     return Figure(
         "ours/masked-tuning", title, source, FOLDS, shown, claims, panels, notes, ends="error at the largest c"
     )

@@ -13,6 +13,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#2
            "#5B4B9F", "#9A9A00", "#00A3A3")  # fmt: skip
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h", "d")
 INK = "#222222"
+EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
+"""Keeps "ε = 1" on one line of a legend."""
 
 
 def draw(figure: Figure, path: Path) -> Path:
@@ -41,7 +43,9 @@ def draw(figure: Figure, path: Path) -> Path:
         count = len(figure.panels)
         columns = 2 if count in (2, 4) else min(count, 3)
         rows = -(-count // columns)
-        height = 5.4 * rows + 0.7 + 0.2 * max(_entries(figure, panel) for panel in figure.panels)
+        entries = [_entries(figure, panel) for panel in figure.panels]
+        most = [max(entries[first : first + columns]) for first in range(0, count, columns)]  # of each row of panels
+        height = 5.4 * rows + 0.7 + 0.2 * sum(most)
         sheet, axes = plt.subplots(rows, columns, figsize=(6.6 * columns, height), squeeze=False)
         inks = inks_of(figure)
         for axis, panel in zip(axes.ravel(), figure.panels, strict=False):
@@ -122,7 +126,7 @@ def _draw_panel(axis: Any, panel: Panel, curves: list[Series], inks: dict[str, i
             markersize=5 if series.line else 7.5,
             markeredgecolor="white",
             markeredgewidth=0.6,
-            label=textwrap.fill(name, 66, subsequent_indent="  "),
+            label=textwrap.fill(name.replace(" = ", EQUALS), 66, subsequent_indent="  "),
             zorder=3 if series.line else 4,
         )
         if series.low:
@@ -147,7 +151,7 @@ def _draw_panel(axis: Any, panel: Panel, curves: list[Series], inks: dict[str, i
 
 
 def _draw_second(axis: Any, second: Second) -> None:
-    """The same places on an axis above, each with what it means there."""
+    """A second axis above, with what each place means there."""
     top = axis.secondary_xaxis("top", functions=(second.above, second.below))
     top.set_xscale("log")
     top.set_xlabel(second.label)

@@ -5,17 +5,36 @@ from __future__ import annotations
 import difflib
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from crowdml.datasets import catalogue
 from crowdml.errors import DataError, TaskError, UnknownName
 from crowdml.experiments.figure import Figure
 
+T = TypeVar("T")
+
 Progress = Callable[[str, int, int], None]
 """What is computed now; how many parts of the figure are done; of how many."""
 Make = Callable[[bool, int | None, Progress], Figure]
+
+
+class Parts:
+    """Counts the parts of a figure for the progress display."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self, what: str) -> None:
+        self.progress(what, self.done, self.total)
+        self.done += 1
+
+    def each(self, values: Iterable[T], what: str) -> Iterator[T]:
+        """These values in turn, each of them a part: `what` says what is computed, with a place for the value."""
+        for value in values:
+            self(what.format(value))
+            yield value
 
 
 @dataclass(frozen=True)
@@ -25,89 +44,73 @@ class FigureSpec:
     id: str
     title: str
     data: tuple[str, ...]
-    module: str
-    name: str
+    made_by: str
+    """Module and function, within this package."""
 
     @property
     def function(self) -> Make:
         """function(quick, trials, progress) -> Figure. Imported when asked for: listing figures needs no JAX."""
-        return getattr(importlib.import_module(self.module), self.name)
+        module, name = self.made_by.split(".")
+        return getattr(importlib.import_module(f"crowdml.experiments.{module}"), name)
 
 
-_HAMM = "crowdml.experiments.hamm2015"
 _MNIST = ("mnist-as-published", "mnist")
-_GUO = "crowdml.experiments.guo"
-_LIBRARY = "crowdml.experiments.hamm2017"
-_SACHWEH = "crowdml.experiments.sachweh"
-
 FIGURES: dict[str, FigureSpec] = {
     spec.id: spec
     for spec in (
-        FigureSpec("hamm2015/fig3", "Activity recognition on seven devices", ("activity",), _HAMM, "fig3"),
-        FigureSpec("hamm2015/fig4", "Digits, without privacy or delay", _MNIST, _HAMM, "fig4"),
-        FigureSpec("hamm2015/fig5", "Digits with privacy, by minibatch size", _MNIST, _HAMM, "fig5"),
-        FigureSpec("hamm2015/fig6", "Digits with privacy and delays", _MNIST, _HAMM, "fig6"),
-        FigureSpec("hamm2015/fig7", "Objects, without privacy or delay", ("cifar10",), _HAMM, "fig7"),
-        FigureSpec("hamm2015/fig8", "Objects with privacy, by minibatch size", ("cifar10",), _HAMM, "fig8"),
-        FigureSpec("hamm2015/fig9", "Objects with privacy and delays", ("cifar10",), _HAMM, "fig9"),
-        FigureSpec("hamm2015/scalability", "Bytes, load, staleness and noise", _MNIST, _HAMM, "scalability"),
+        FigureSpec("hamm2015/fig3", "Activity recognition on seven devices", ("activity",), "hamm2015.fig3"),
+        FigureSpec("hamm2015/fig4", "Digits, without privacy or delay", _MNIST, "hamm2015.fig4"),
+        FigureSpec("hamm2015/fig5", "Digits with privacy, by minibatch size", _MNIST, "hamm2015.fig5"),
+        FigureSpec("hamm2015/fig6", "Digits with privacy and delays", _MNIST, "hamm2015.fig6"),
+        FigureSpec("hamm2015/fig7", "Objects, without privacy or delay", ("cifar10",), "hamm2015.fig7"),
+        FigureSpec("hamm2015/fig8", "Objects with privacy, by minibatch size", ("cifar10",), "hamm2015.fig8"),
+        FigureSpec("hamm2015/fig9", "Objects with privacy and delays", ("cifar10",), "hamm2015.fig9"),
+        FigureSpec("hamm2015/scalability", "Bytes, load, staleness and noise", _MNIST, "hamm2015.scalability"),
         FigureSpec(
-            "hamm2015/tuning",
-            "How the hyper-parameters were chosen",
-            (*_MNIST, "cifar10", "activity"),
-            "crowdml.experiments.tuning",
-            "tuning",
+            "hamm2015/tuning", "How the hyper-parameters were chosen", (*_MNIST, "cifar10", "activity"), "tuning.tuning"
         ),
-        FigureSpec("guo/fig3", "The benefit of learning together", ("adult",), _GUO, "fig3"),
-        FigureSpec("guo/fig4", "Accuracy and privacy", ("adult", "adult-as-published"), _GUO, "fig4"),
-        FigureSpec("guo/async", "Time to accuracy among stragglers", ("adult",), _GUO, "asynchronous"),
-        FigureSpec("guo/rounds", "Rounds and bytes to accuracy", ("adult",), _GUO, "rounds"),
-        FigureSpec("guo/tuning", "How the hyper-parameters of admm were chosen", ("adult",), _GUO, "tuning"),
-        FigureSpec("hamm2017/fig2", "A network under noise of a stated deviation", _MNIST, _LIBRARY, "fig2"),
-        FigureSpec("hamm2017/devices", "Eighty devices, about ten at a time", ("mnist",), _LIBRARY, "devices"),
-        FigureSpec("sachweh/fig2", "Label proportions by batch size and by clusters", ("scats",), _SACHWEH, "fig2"),
-        FigureSpec("sachweh/fig3", "Label proportions over epsilon", ("scats",), _SACHWEH, "fig3"),
+        FigureSpec("guo/fig3", "The benefit of learning together", ("adult",), "guo.fig3"),
+        FigureSpec("guo/fig4", "Accuracy and privacy", ("adult", "adult-as-published"), "guo.fig4"),
+        FigureSpec("guo/async", "Time to accuracy among stragglers", ("adult",), "guo.asynchronous"),
+        FigureSpec("guo/rounds", "Rounds and bytes to accuracy", ("adult",), "guo.rounds"),
+        FigureSpec("guo/tuning", "How the hyper-parameters of admm were chosen", ("adult",), "guo.tuning"),
+        FigureSpec("hamm2017/fig2", "A network under noise of a stated deviation", _MNIST, "hamm2017.fig2"),
+        FigureSpec("hamm2017/devices", "Eighty devices, about ten at a time", ("mnist",), "hamm2017.devices"),
+        FigureSpec("sachweh/fig2", "Label proportions by batch size and by clusters", ("scats",), "sachweh.fig2"),
+        FigureSpec("sachweh/fig3", "Label proportions over epsilon", ("scats",), "sachweh.fig3"),
         FigureSpec(
-            "ours/mnist-frontier",
-            "Digits: error over the total epsilon",
-            ("mnist-pixels", *_MNIST),
-            "crowdml.experiments.ours",
-            "frontier",
+            "ours/mnist-frontier", "Digits: error over the total epsilon", ("mnist-pixels", *_MNIST), "ours.frontier"
         ),
         FigureSpec(
             "ours/gram-tables",
             "One masked release on Adult and on census income",
             ("adult", "adult-as-published"),
-            "crowdml.experiments.tables",
-            "tables",
+            "tables.tables",
         ),
-        FigureSpec(
-            "ours/gram-tuning",
-            "How gram's rule and map were chosen",
-            ("mnist-pixels",),
-            "crowdml.experiments.ours",
-            "tuning",
-        ),
+        FigureSpec("ours/gram-tuning", "How gram's rule and map were chosen", ("mnist-pixels",), "ours.tuning"),
         FigureSpec(
             "ours/local-updates-frontier",
             "A network's accuracy over a device's total epsilon",
             ("mnist",),
-            "crowdml.experiments.frontiers",
-            "frontier",
+            "frontiers.frontier",
         ),
         FigureSpec(
-            "ours/protocols",
-            "Every protocol on the same digits",
-            ("mnist",),
-            "crowdml.experiments.frontiers",
-            "protocols",
+            "ours/local-tuning",
+            "How the settings of networks that protect devices were chosen",
+            ("mnist", "mnist-pixels"),
+            "local_tuning.tuning",
         ),
+        FigureSpec("ours/activity", "Activity on ten people who are no devices", ("activity",), "activity.activity"),
+        FigureSpec("ours/compare", "Every protocol on six tables", ("adult", "activity"), "compare.compare"),
+        FigureSpec(
+            "ours/defaults", "How the rules for defaults were found", ("activity", "adult"), "defaults.defaults"
+        ),
+        FigureSpec("ours/protocols", "Every protocol on the same digits", ("mnist",), "frontiers.protocols"),
         FigureSpec(
             "ours/masked-tuning",
             "How the settings of masked cohorts were chosen",
-            ("mnist",),
-            "crowdml.experiments.masked",
-            "tuning",
+            ("mnist", "mnist-pixels"),
+            "masked.tuning",
         ),
     )
 }

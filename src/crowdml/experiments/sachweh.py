@@ -20,18 +20,18 @@ import numpy as np
 
 from crowdml.arrays import Array, Integers
 from crowdml.datasets import Readings, made_up_city, series, traffic
-from crowdml.experiments.figure import Claim, Figure, Panel, PrivacyLabel, Second, Series, level, over_trials
-from crowdml.experiments.registry import Progress
+from crowdml.experiments.figure import Claim, Figure, Panel, PrivacyLabel, Second, Series, level, level_at, over_trials
+from crowdml.experiments.published.proportions import FOLDS, IN_LOOP, ONCE, WARNING, noisy_proportions, real_epsilon
+from crowdml.experiments.registry import Parts, Progress
 from crowdml.features.series import label, look_ahead
 from crowdml.messages import Envelope
 from crowdml.models.clusters import Voters, assign, fit, trust, verdicts
 from crowdml.models.proportions import Rule
+from crowdml.price import Price
 from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.protocol import quote
 from crowdml.protocols import find
-from crowdml.protocols.proportions import mechanisms, near, variance
-from crowdml.sim import peers
-from crowdml.sim.published_proportions import FOLDS, IN_LOOP, ONCE, WARNING, noisy_proportions, real_epsilon
+from crowdml.protocols.proportions import mechanisms, near
+from crowdml.sim import cities
 from crowdml.task import Features, Labels, Place, Privacy, Task
 from crowdml.wire.envelopes import pack_envelope
 from crowdml.wire.keys import SIGNATURE_SIZE
@@ -50,7 +50,7 @@ ACCURACY = "accuracy"
 WITHIN = 0.02
 """Two points: what "nearly as good as LLP" is here."""
 NOT_COVERED = ("tuning", "float-noise")
-"""Of the paper's numbers: b = 32 and k = 16 were the best in the same folds."""
+"""What the paper's numbers leave out: b = 32 and k = 16 were the best in the same folds."""
 
 UNIT = "measurement"
 """What is protected: one reading of one place."""
@@ -121,7 +121,7 @@ class Case:
 
     @property
     def days(self) -> int:
-        """That are learned from, where days are held out."""
+        """Days that are learned from, where days are held out."""
         return self.readings.learned // self.readings.day
 
     @property
@@ -185,7 +185,7 @@ def sound(
     task = make_task(case.readings, traffic.EDGES, batch=32, epsilon=epsilon, most=1)
     row: Any = mechanisms(task)["counts"]
     noise = [SeededSource(stream(seed, salt, 0)).discrete_laplace(row.scale, like=counts) for seed in case.seeds]
-    return Said(counts + np.stack(noise), variance(row), solver, rule)
+    return Said(counts + np.stack(noise), row.noise_variance, solver, rule)
 
 
 def published(case: Case, counts: Integers, epsilon: float, normalise: str, *, salt: int) -> Said:
@@ -270,6 +270,13 @@ def score(
     return np.mean(found, axis=0)
 
 
+def ours(case: Case, city: City, epsilon: float | None, *, batch: int, k: int, **how: Any) -> Array:
+    """[trials]: mean accuracy over places of the sound form at this epsilon; None: of LLP, without noise."""
+    own = count(city.y, batch, city.classes)
+    said = exact(own, **how) if epsilon is None else sound(case, own, epsilon, **how)
+    return score(city, own, said, batch=batch, k=k, seed=case.seed)
+
+
 # --- what it is compared with ---
 
 
@@ -324,20 +331,20 @@ class Traffic:
 def kilobytes(case: Case, batch: int) -> Traffic:
     """What the protocol's own handlers send. Nobody could seal readings: theirs are such envelopes, 2 bytes each."""
     task = make_task(case.readings, traffic.EDGES, batch=batch, epsilon=EPSILON)
-    city = peers.exchange(task, case.readings.values[:, : case.readings.learned], seed=case.seed)
+    city = cities.exchange(task, case.readings.values[:, : case.readings.learned], seed=case.seed)
     messages = int(city.check_ins[0])
     return Traffic(city.said.mean() / 1000, city.heard.mean() / 1000, _raw_bytes(task, batch, messages) / 1000)
 
 
 def _raw_bytes(task: Task, batch: int, messages: int) -> int:
     """Bytes of `messages` signed envelopes, each with a batch of readings as 16-bit integers, to one server."""
-    priced = quote(find(task), task)
+    priced = Price.of(find(task), task)
     readings = np.zeros(batch, "<i2")
     body = bytes(msgpack.packb({"readings": ["<i2", [batch], readings.tobytes()]}) or b"")
     total = 0
     for seq in range(1, messages + 1):
         envelope = Envelope(task.hash, f"{0:032x}", frozenset({"server"}), seq, "raw/readings/1", body)
-        statement = Statement.of(priced.device.scaled(seq), seq * batch, priced.sample())
+        statement = Statement.of(priced.device(seq), seq * batch, priced.sample())
         total += SIGNATURE_SIZE + len(pack_envelope(envelope, statement))
     return total
 
@@ -365,7 +372,7 @@ class Setting:
     epsilon: float
 
 
-def cross_validated(case: Case, settings: Sequence[Setting], tell: Any) -> dict[str, Array]:
+def cross_validated(case: Case, settings: Sequence[Setting], tell: Parts) -> dict[str, Array]:
     """[trials, settings] of each method as published, and [1] of those that have none; noise anew in each fold."""
     found: dict[str, list[list[Array]]] = {name: [] for name in ("llp", "published", "in-loop", "p-llp")}
     plain: dict[str, list[float]] = {"knn": [], "majority": []}
@@ -412,25 +419,15 @@ def published_series(
     end = f"-{suffix}" if suffix else ""
 
     def line(key: str, name: str, label_: PrivacyLabel, method: str) -> Series:
-        made = over_trials(key, name, x, told[method], label_, panel=panel, marks=True)
-        return replace(made, ink=INK[method])
+        trials = told[method][:1] if method == "llp" else told[method]  # without noise all trials are one
+        return over_trials(key, name, x, trials, label_, panel=panel, marks=True, ink=INK[method])
 
     def flat(key: str, name: str, method: str) -> Series:
         nowhere = PrivacyLabel(UNIT, silent=method == "majority")
-        made = Series(key, name, (0.0,), (round(float(told[method][0]), 6),), privacy=nowhere, panel=panel)
-        return replace(level(made, x), ink=INK[method])
+        return level_at(float(told[method][0]), key, name, x, nowhere, panel, INK[method])
 
-    once = over_trials("", "", x, told["llp"][:1], nothing)
     return [
-        replace(
-            once,
-            key=f"llp-cv{end}",
-            name="LLP, no noise",
-            privacy=PrivacyLabel(UNIT, not_covered=("tuning",)),
-            panel=panel,
-            marks=True,
-            ink=INK["llp"],
-        ),
+        line(f"llp-cv{end}", "LLP, no noise", PrivacyLabel(UNIT, not_covered=("tuning",)), "llp"),
         line(f"p-llp-as-published{end}", "p-LLP normalised once", published_label(case, epsilon), "published"),
         line(f"p-llp-in-loop{end}", "p-LLP as printed, in the loop (ε = ∞)", nothing, "in-loop"),
         line(f"p-llp-cv{end}", "p-LLP ours, noise anew in each fold", fresh, "p-llp"),
@@ -442,37 +439,22 @@ def published_series(
 # --- sound: held-out days ---
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Accuracies that need no messages, or no privacy, on one city."""
-
-    knn: float
-    majority: float
-    alone: float | None
-    """None where it is drawn for itself."""
+BASELINES = {"knn": "kNN, central", "alone": "own clusters, own labels", "majority": "most frequent class"}
+"""What needs no messages, or no privacy."""
 
 
-def baselines(case: Case, city: City, k: int = 16) -> Baselines:
-    everybody = list(city.places)
-    return Baselines(nearest_neighbours(city, everybody, everybody), majority(city), alone(city, k=k, seed=case.seed))
+def baselines(case: Case, city: City, k: int = 16) -> dict[str, float]:
+    """The accuracy of each of `BASELINES` on one city."""
+    central = nearest_neighbours(city, list(city.places), list(city.places))
+    return {"knn": central, "alone": alone(city, k=k, seed=case.seed), "majority": majority(city)}
 
 
-def level_series(x: Sequence[float], panel: str, suffix: str, known: Baselines) -> list[Series]:
-    """kNN, clusters with own labels and the most frequent class as level lines."""
-    named = (
-        ("knn", "kNN, central", known.knn),
-        ("alone", "own clusters, own labels", known.alone),
-        ("majority", "most frequent class", known.majority),
-    )
+def level_series(x: Sequence[float], panel: str, suffix: str, known: Mapping[str, float]) -> list[Series]:
+    """These baselines as level lines."""
     end = f"-{suffix}" if suffix else ""
     return [
-        replace(
-            level(Series(f"{key}{end}", name, (0.0,), (round(value, 6),), panel=panel), x),
-            ink=INK[key],
-            privacy=PrivacyLabel(UNIT, silent=key != "knn"),
-        )
-        for key, name, value in named
-        if value is not None
+        level_at(value, f"{key}{end}", BASELINES[key], x, PrivacyLabel(UNIT, silent=key != "knn"), panel, INK[key])
+        for key, value in known.items()
     ]
 
 
@@ -480,8 +462,8 @@ def curve(
     key: str, name: str, x: Sequence[float], told: Sequence[Array], panel: str, epsilon: float | None, ink: str
 ) -> Series:
     """A sound series from [trials] at each x; without noise all trials are one."""
-    label_ = PrivacyLabel(UNIT, epsilon)
-    return replace(over_trials(key, name, x, np.stack(told, axis=1), label_, panel=panel, marks=True), ink=INK[ink])
+    trials, label_ = np.stack(told, axis=1), PrivacyLabel(UNIT, epsilon)
+    return over_trials(key, name, x, trials, label_, panel=panel, marks=True, ink=INK[ink])
 
 
 def _case(quick: bool, trials: int | None) -> Case:
@@ -496,18 +478,13 @@ def fig2(quick: bool, trials: int | None, progress: Progress) -> Figure:
     sizes, clusters = ((8, 32), (4, 8)) if quick else (BATCHES, CLUSTERS)
     fixed, at_b = (8, 16) if quick else (16, 50)
     pieces = 3 if quick else FOLDS
-    parts = 2 * pieces + 2 * (1 + len(sizes)) + len(clusters) + 1
-    done = iter(range(parts + 1))
-
-    def tell(text: str) -> None:
-        progress(text, next(done), parts)
-
+    tell = Parts(progress, 2 * pieces + 2 * (1 + len(sizes)) + len(clusters) + 1)
     by_b = cross_validated(case, [Setting(b, fixed, EPSILON) for b in sizes], tell)
     by_k = cross_validated(case, [Setting(at_b, k, EPSILON) for k in clusters], tell)
     series_ = published_series(case, sizes, by_b, "published-b", "", EPSILON)
     series_ += published_series(case, clusters, by_k, "published-k", "k", EPSILON)
     ends: dict[str, Array] = {}
-    found: dict[str, Baselines] = {}
+    found: dict[str, dict[str, float]] = {}
     for edges, panel, suffix in ((traffic.EDGES, "sound-b", ""), (case.quantiles, "quantiles-b", "quantiles")):
         city = case.city(edges)
         tell(f"{panel}: what it is compared with")
@@ -515,12 +492,10 @@ def fig2(quick: bool, trials: int | None, progress: Progress) -> Figure:
         without: list[Array] = []
         squares: list[Array] = []
         private: list[Array] = []
-        for b in sizes:
-            tell(f"{panel}: b = {b}")
-            own = count(city.y, b, city.classes)
-            without.append(score(city, own, exact(own), batch=b, k=fixed, seed=case.seed))
-            squares.append(score(city, own, exact(own, "shares"), batch=b, k=fixed, seed=case.seed))
-            private.append(score(city, own, sound(case, own, EPSILON), batch=b, k=fixed, seed=case.seed))
+        for b in tell.each(sizes, f"{panel}: b = {{}}"):
+            without.append(ours(case, city, None, batch=b, k=fixed))
+            squares.append(ours(case, city, None, batch=b, k=fixed, solver="shares"))
+            private.append(ours(case, city, EPSILON, batch=b, k=fixed))
         end = f"-{suffix}" if suffix else ""
         series_ += [
             curve(f"llp{end}", "LLP, no noise", sizes, without, panel, None, "llp"),
@@ -530,18 +505,16 @@ def fig2(quick: bool, trials: int | None, progress: Progress) -> Figure:
         ]
         ends[panel] = np.array([np.mean(each, axis=1) for each in (without, squares, private)])
     city = case.city(traffic.EDGES)
-    own = count(city.y, at_b, city.classes)
     both: list[list[Array]] = [[], []]
     own_labels: list[Array] = []
-    for k in clusters:
-        tell(f"sound-k: k = {k}")
+    for k in tell.each(clusters, "sound-k: k = {}"):
         own_labels.append(np.array([alone(city, k=k, seed=case.seed)]))
-        both[0].append(score(city, own, exact(own), batch=at_b, k=k, seed=case.seed))
-        both[1].append(score(city, own, sound(case, own, EPSILON), batch=at_b, k=k, seed=case.seed))
+        both[0].append(ours(case, city, None, batch=at_b, k=k))
+        both[1].append(ours(case, city, EPSILON, batch=at_b, k=k))
     series_ += [
         curve("llp-k", "LLP, no noise", clusters, both[0], "sound-k", None, "llp"),
         curve("p-llp-k", "p-LLP, ours", clusters, both[1], "sound-k", EPSILON, "p-llp"),
-        *level_series(clusters, "sound-k", "k", replace(found["sound-b"], alone=None)),
+        *level_series(clusters, "sound-k", "k", {key: found["sound-b"][key] for key in ("knn", "majority")}),
         replace(
             curve("alone-k", "own clusters, own labels", clusters, own_labels, "sound-k", None, "alone"),
             privacy=PrivacyLabel(UNIT, silent=True),
@@ -564,34 +537,22 @@ def fig2(quick: bool, trials: int | None, progress: Progress) -> Figure:
         line = Series(f"kilobytes-{key}", name, tuple(map(float, sizes)), tuple(round(each, 3) for each in told))
         series_.append(replace(line, privacy=PrivacyLabel(UNIT), panel="bytes", marks=True, ink=INK[ink]))
     folded = f"{len(case.chosen)} places, {pieces} folds"
-    by_public = f"{len(case.city(traffic.EDGES).y)} places, held-out days"
+    by_public = f"{len(city.y)} places, held-out days"
+    over_b: Any = {"x_label": "batch size b", "y_label": ACCURACY, "x_scale": "log", "x_ticks": sizes}
+    over_k: Any = {**over_b, "x_label": "clusters k", "x_ticks": clusters}
+    in_bytes: Any = {**over_b, "y_label": "kilobytes", "y_scale": "symlog", "priced": False}
     panels = (
-        Panel("published-b", f"As published: {folded}, k = {fixed}", "batch size b", ACCURACY, "log", x_ticks=sizes),
-        Panel("published-k", f"As published: {folded}, b = {at_b}", "clusters k", ACCURACY, "log", x_ticks=clusters),
-        Panel("sound-b", f"Sound: {by_public}, k = {fixed}", "batch size b", ACCURACY, "log", x_ticks=sizes),
-        Panel("sound-k", f"Sound: {by_public}, b = {at_b}", "clusters k", ACCURACY, "log", x_ticks=clusters),
-        Panel("quantiles-b", "Sound: the same with bins of equal size", "batch size b", ACCURACY, "log", x_ticks=sizes),
-        Panel(
-            "bytes",
-            f"What one device sends and hears in {case.days} days",
-            "batch size b",
-            "kilobytes",
-            "log",
-            "symlog",
-            priced=False,
-            x_ticks=sizes,
-        ),
+        Panel("published-b", f"As published: {folded}, k = {fixed}", **over_b),
+        Panel("published-k", f"As published: {folded}, b = {at_b}", **over_k),
+        Panel("sound-b", f"Sound: {by_public}, k = {fixed}", **over_b),
+        Panel("sound-k", f"Sound: {by_public}, b = {at_b}", **over_k),
+        Panel("quantiles-b", "Sound: the same with bins of equal size", **over_b),
+        Panel("bytes", f"What one device sends and hears in {case.days} days", **in_bytes),
     )
+    claims = _fig2_claims(case, sizes, by_b, by_k, ends, sent, by_day)
+    title, at = "Label proportions by batch size and by clusters", "accuracy at the largest b or k"
     return Figure(
-        "sachweh/fig2",
-        "Label proportions by batch size and by clusters",
-        case.readings.name,
-        case.trials,
-        tuple(series_),
-        _fig2_claims(case, sizes, by_b, by_k, ends, sent, by_day),
-        panels,
-        _notes(case),
-        ends="accuracy at the largest b or k",
+        "sachweh/fig2", title, case.readings.name, case.trials, tuple(series_), claims, panels, _notes(case), ends=at
     )
 
 
@@ -634,66 +595,55 @@ def _fig2_claims(
         Claim(
             "llp",
             "LLP is between 0.65 and 0.67 (in these folds; ours is the mean over b)",
-            0.66,
             float(llp.mean()),
             bool(llp.min() >= 0.65 and llp.max() <= 0.67),
+            paper=0.66,
         ),
-        Claim("best-b", "b = 16 is best for LLP", 16.0, float(best), best == 16),
+        Claim("best-b", "b = 16 is best for LLP", float(best), best == 16, paper=16.0),
         Claim(
             "small-batches-suffer",
             "p-LLP differs most at b = 8; ours is the gap to LLP there, as published",
-            None,
             float(gaps[0]),
             int(gaps.argmax()) == 0,
         ),
         Claim(
             "large-batches-alike",
             "For b over 32 p-LLP is within 0.005 of LLP; ours is the largest gap, as published",
-            0.005,
             late,
             late <= 0.005,
+            paper=0.005,
         ),
-        Claim("clusters-drop", "Over k, p-LLP drops by up to 0.06 below LLP", 0.06, drop, drop >= 0.04),
+        Claim("clusters-drop", "Over k, p-LLP drops by up to 0.06 below LLP", drop, drop >= 0.04, paper=0.06),
         Claim(
             "epsilon",
             "What is shown costs a measurement ε = 0.1 (P2, P4: ten folds, replace-one)",
-            EPSILON,
             honest,
             False,
+            paper=EPSILON,
         ),
         Claim(
             "within-2",
             f"The smallest of these b at which ours comes within 2 points of LLP at an honest ε = {EPSILON:g}, both at "
             "that b (0: none)",
-            None,
             float(enough[0] if enough else 0),
             bool(enough),
         ),
-        Claim(
-            "within-2-shares",
-            "The same, of LLP by our least squares",
-            None,
-            float(more[0] if more else 0),
-            bool(more),
-        ),
+        Claim("within-2-shares", "The same, of LLP by our least squares", float(more[0] if more else 0), bool(more)),
         Claim(
             "gap-quantiles",
             f"With bins of equal size, ours at b = {sizes[-1]} is within 2 points of LLP; ours is the gap",
-            None,
             gap_quantiles,
             gap_quantiles <= WITHIN,
         ),
         Claim(
             "bytes",
             f"Label counts save bytes: at b = {sizes[-1]} a device sends this share of what its readings would take",
-            None,
             sent[-1].said / sent[-1].raw,
             sent[-1].said < sent[-1].raw,
         ),
         Claim(
             "bytes-daily",
             "Label counts save bytes: at b = 32 a device sends this share of what its readings take once a day",
-            None,
             sent[sizes.index(32)].said / by_day,
             sent[sizes.index(32)].said < by_day,
         ),
@@ -706,20 +656,10 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
     epsilons = (0.1, 1.0) if quick else EPSILONS
     batch, k = (16, 8) if quick else (32, 16)
     sizes = (8, 32) if quick else BATCHES
-    rules: tuple[tuple[str, str, Rule], ...] = (
-        ("clip", "search", "clip"),
-        ("project", "search", "project"),
-        ("shrink", "search", "shrink"),
-        ("raw", "search", "raw"),
-    )
-    rules = rules[:1] if quick else rules
+    rules = list(RULES)[:1] if quick else list(RULES)
     pieces = 3 if quick else FOLDS
     parts = pieces + 2 * (1 + len(epsilons)) + 3 + len(rules) + len(sizes) + (0 if quick else 1)
-    done = iter(range(parts + 1))
-
-    def tell(text: str) -> None:
-        progress(text, next(done), parts)
-
+    tell = Parts(progress, parts)
     folded = cross_validated(case, [Setting(batch, k, epsilon) for epsilon in epsilons], tell)
     series_ = published_series(case, epsilons, folded, "published", "", epsilons[-1])
     ends: dict[str, Array] = {}
@@ -727,28 +667,26 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
         city = case.city(edges)
         tell(f"{panel}: what it is compared with")
         known = baselines(case, city, k)
-        own = count(city.y, batch, city.classes)
-        without = score(city, own, exact(own), batch=batch, k=k, seed=case.seed)
-        private: list[Array] = []
-        for epsilon in epsilons:
-            tell(f"{panel}: ε = {epsilon:g}")
-            private.append(score(city, own, sound(case, own, epsilon), batch=batch, k=k, seed=case.seed))
+        told = tell.each(epsilons, f"{panel}: ε = {{:g}}")
+        private = [ours(case, city, epsilon, batch=batch, k=k) for epsilon in told]
         end, where = (f"-{suffix}", panel) if suffix else ("", f"{panel} rules")
-        squares = score(city, own, exact(own, "shares"), batch=batch, k=k, seed=case.seed)
-        line = curve(f"llp{end}", "LLP, no noise", (0.0,), [without], panel, None, "llp")
-        other = curve(
-            f"llp-shares{end}", "LLP by our least squares, no noise", (0.0,), [squares], panel, None, "llp-shares"
-        )
+        without = ours(case, city, None, batch=batch, k=k)
+        squares = ours(case, city, None, batch=batch, k=k, solver="shares")
+        exactly_ = (("llp", "LLP, no noise", without), ("llp-shares", "LLP by our least squares, no noise", squares))
         series_ += [
-            *(replace(level(each, epsilons), marks=False) for each in (line, other)),
+            *(
+                level_at(float(told.mean()), f"{key}{end}", name, epsilons, PrivacyLabel(UNIT), panel, INK[key])
+                for key, name, told in exactly_
+            ),
             curve(f"p-llp{end}", "p-LLP, ours", epsilons, private, where, epsilons[-1], "p-llp"),
             *level_series(epsilons, panel, suffix, known),
         ]
-        ends[panel] = np.array([float(without.mean()), float(squares.mean()), known.alone, *np.mean(private, axis=1)])
+        ends[panel] = np.array([without.mean(), squares.mean(), known["alone"], *np.mean(private, axis=1)])
     city = case.city(traffic.EDGES)
     by_peers, below = _by_peers(case, city, batch, k, tell)
     series_ += by_peers
-    series_ += _again(series_, "alone", "peers", range(case.most_peers + 1))
+    lonely = next(each for each in series_ if each.key == "alone")
+    series_.append(replace(level(lonely, range(case.most_peers + 1)), key="alone-peers", panel="peers"))
     series_ += _by_rule(case, city, batch, k, epsilons, rules, tell)
     grid, exactly = _by_batch(case, city, k, epsilons, sizes, tell)
     series_ += grid
@@ -770,41 +708,23 @@ def fig3(quick: bool, trials: int | None, progress: Progress) -> Figure:
         epsilons,
         tuple(round(2 * uses(case) * epsilon, 9) for epsilon in epsilons),
     )
+    peers = tuple(range(case.most_peers + 1))
     folded_ = f"As published: {len(case.chosen)} places, {pieces} folds, b = {batch}, k = {k}"
     panels = (
         replace(Panel("published", folded_, **over), x_label="ε as claimed, of one fold", second=really),
         Panel("sound", f"Sound: {places} places, held-out days, b = {batch}, k = {k}", **over),
         Panel("quantiles", "Sound: the same with bins of equal size", **over),
-        Panel(
-            "peers",
-            f"Sound: by the number of peers, b = {batch}",
-            "peers c",
-            ACCURACY,
-            x_ticks=tuple(range(case.most_peers + 1)),
-        ),
+        Panel("peers", f"Sound: by the number of peers, b = {batch}", "peers c", ACCURACY, x_ticks=peers),
         Panel("rules", f"Sound: least squares and the published search, b = {batch}", **over),
         Panel("batches", "Sound: by batch size", **over),
     )
+    title, at, shown = "Label proportions over epsilon", "accuracy at the largest ε, or c", tuple(series_)
     return Figure(
-        "sachweh/fig3",
-        "Label proportions over epsilon",
-        case.readings.name,
-        case.trials,
-        tuple(series_),
-        tuple(claims),
-        panels,
-        _notes(case),
-        ends="accuracy at the largest ε, or c",
+        "sachweh/fig3", title, case.readings.name, case.trials, shown, tuple(claims), panels, _notes(case), ends=at
     )
 
 
-def _again(made: Sequence[Series], key: str, panel: str, x: Sequence[float]) -> list[Series]:
-    """The level line of that key in another panel."""
-    one = next(each for each in made if each.key == key)
-    return [replace(level(one, x), key=f"{key}-{panel}", panel=panel)]
-
-
-def _by_peers(case: Case, city: City, batch: int, k: int, tell: Any) -> tuple[list[Series], float]:
+def _by_peers(case: Case, city: City, batch: int, k: int, tell: Parts) -> tuple[list[Series], float]:
     """c from 0 to 10: without noise, at 0.1 and at 1; at 0.1 also with votes that own labels weigh.
 
     And of how many places the weighted vote with `PEERS` is worse than hearing nobody: the mean over trials.
@@ -831,36 +751,27 @@ def _by_peers(case: Case, city: City, batch: int, k: int, tell: Any) -> tuple[li
     return made, below
 
 
+RULES: Mapping[Rule, tuple[str, int]] = {
+    "clip": ("search, clipped and divided as published", 3),
+    "project": ("search, projected on the simplex", 10),
+    "shrink": ("search, shrunk towards the mean", 11),
+    "raw": ("search, counts as they came", 9),
+}
+"""What is done to noisy counts before the published search, in words, and its colour."""
+
+
 def _by_rule(
-    case: Case,
-    city: City,
-    batch: int,
-    k: int,
-    epsilons: Sequence[float],
-    rules: Sequence[tuple[str, str, Rule]],
-    tell: Any,
+    case: Case, city: City, batch: int, k: int, epsilons: Sequence[float], rules: Sequence[Rule], tell: Any
 ) -> list[Series]:
     """The published search on counts at the honest scale, by what is done to them first."""
-    named = {
-        "clip": "search, clipped and divided as published",
-        "project": "search, projected on the simplex",
-        "shrink": "search, shrunk towards the mean",
-        "raw": "search, counts as they came",
-    }
-    own = count(city.y, batch, city.classes)
     made: list[Series] = []
-    for number, (key, solver, rule) in enumerate(rules):
-        tell(f"rule: {key}")
-        told = [
-            score(city, own, sound(case, own, epsilon, solver=solver, rule=rule), batch=batch, k=k, seed=case.seed)
-            for epsilon in epsilons
-        ]
-        line = curve(f"rule-{key}", named[key], epsilons, told, "rules", epsilons[-1], "p-llp")
-        made.append(replace(line, ink=RULE_INKS[number]))
+    for rule in tell.each(rules, "rule: {}"):
+        told = [ours(case, city, epsilon, batch=batch, k=k, solver="search", rule=rule) for epsilon in epsilons]
+        name, ink = RULES[rule]
+        made.append(replace(curve(f"rule-{rule}", name, epsilons, told, "rules", epsilons[-1], "p-llp"), ink=ink))
     return made
 
 
-RULE_INKS = (3, 10, 11, 9)
 BATCH_INKS = (9, 10, 1, 11, 12)
 
 
@@ -870,11 +781,9 @@ def _by_batch(
     """Ours over epsilon for each b, and LLP without noise at the same b."""
     made: list[Series] = []
     exactly: list[float] = []
-    for number, b in enumerate(sizes):
-        tell(f"b = {b}")
-        own = count(city.y, b, city.classes)
-        exactly.append(float(score(city, own, exact(own), batch=b, k=k, seed=case.seed).mean()))
-        told = [score(city, own, sound(case, own, epsilon), batch=b, k=k, seed=case.seed) for epsilon in epsilons]
+    for number, b in enumerate(tell.each(sizes, "b = {}")):
+        exactly.append(float(ours(case, city, None, batch=b, k=k).mean()))
+        told = [ours(case, city, epsilon, batch=b, k=k) for epsilon in epsilons]
         line = curve(f"p-llp-b{b}", f"p-LLP, ours, b = {b}", epsilons, told, "batches", epsilons[-1], "p-llp")
         made.append(replace(line, ink=BATCH_INKS[number]))
     return made, exactly
@@ -884,14 +793,13 @@ def _by_handlers(case: Case, batch: int, k: int, claims: list[Claim], made: Mapp
     """One point of the sound panel again, message by message: every envelope sealed, counted, relayed and heard."""
     values, learned = case.readings.values, case.readings.learned
     task = make_task(case.readings, traffic.EDGES, batch=batch, epsilon=1.0, k=k)
-    city = peers.simulate(task, values[:, :learned], seed=case.seed)
-    told = float(peers.right(task, city.voters, values[:, learned:]).mean())
+    city = cities.simulate(task, values[:, :learned], seed=case.seed)
+    told = float(cities.right(task, city.voters, values[:, learned:]).mean())
     apart = told - made["p-llp"].last
     claims.append(
         Claim(
             "handlers",
             "The protocol's handlers, message by message, end where the figure does at ε = 1; ours is the difference",
-            None,
             apart,
             abs(apart) <= 0.01,
         )
@@ -900,7 +808,6 @@ def _by_handlers(case: Case, batch: int, k: int, claims: list[Claim], made: Mapp
         Claim(
             "kilobytes",
             "Kilobytes that a device sends in 24 days, sealed and signed",
-            None,
             float(city.said.mean()) / 1000,
             True,
         )
@@ -926,14 +833,12 @@ def _weighted_claims(city: City, line: Series, below: float) -> tuple[Claim, ...
         Claim(
             "weighted",
             f"Votes weighed by a device's own labels: c = {at} less c = 0, which hears nobody, at ε = {EPSILON:g}",
-            None,
             gain,
             gain >= 0,
         ),
         Claim(
             "weighted-below",
             f"Of {len(city.places)} places, those that such a vote with c = {at} leaves below c = 0",
-            None,
             below,
             below < len(city.places) / 2,
         ),
@@ -952,31 +857,31 @@ def _fig3_claims(
 ) -> Iterator[Claim]:
     once, printed, llp = (folded[name].mean(0) for name in ("published", "in-loop", "llp"))
     plain, squares, own, *private = ends["sound"].tolist()
-    yield Claim("llp", "LLP has 0.67", 0.67, float(llp[0]), abs(float(llp[0]) - 0.67) <= 0.02)
+    yield Claim.near("llp", "LLP has 0.67", float(llp[0]), 0.67, within=0.02)
     for epsilon, paper in ((0.01, 0.32), (0.05, 0.48), (0.1, 0.63)):
         if epsilon in epsilons:
             at = epsilons.index(epsilon)
             claimed = f"{paper:g} at ε = {epsilon:g}"
-            yield Claim(
+            yield Claim.near(
                 f"e{epsilon:g}-as-published",
                 f"{claimed}: normalised once, really {2 * uses(case) * epsilon:.2g}",
-                paper,
                 float(once[at]),
-                abs(float(once[at]) - paper) <= 0.03,
+                paper,
+                within=0.03,
             )
-            yield Claim(
+            yield Claim.near(
                 f"e{epsilon:g}-in-loop",
                 f"{claimed}: as printed, without any guarantee",
-                paper,
                 float(printed[at]),
-                abs(float(printed[at]) - paper) <= 0.03,
+                paper,
+                within=0.03,
             )
             yield Claim(
                 f"e{epsilon:g}-honest",
                 f"{claimed}, honestly: ours, all places, held-out days",
-                paper,
                 private[at],
                 private[at] >= paper - 0.01,
+                paper=paper,
             )
     first = epsilons.index(0.1)
     for each, best in zip(grid, exactly, strict=True):
@@ -984,13 +889,11 @@ def _fig3_claims(
         yield Claim(
             f"within-2-b{size}",
             f"The smallest of these ε at which ours is within 2 points of LLP, both at b = {size} (0: none)",
-            None,
             *_smallest(epsilons, each.y, best),
         )
     yield Claim(
         "within-2-shares",
         f"The same of LLP by our least squares, both at b = {batch}",
-        None,
         *_smallest(epsilons, private, squares),
     )
     sizes = [float(each.key.rpartition("-b")[2]) for each in grid]
@@ -998,7 +901,6 @@ def _fig3_claims(
         yield Claim(
             f"within-2-at-0.1{end}",
             f"The smallest of these b at which ours at ε = 0.1 is within 2 points of {name} at b = {batch} (0: none)",
-            None,
             *_smallest(sizes, [each.y[first] for each in grid], best),
         )
     for key, name, ending in (("peers-llp", "without noise", ""), ("peers-e0.1", "at ε = 0.1", "-honestly")):
@@ -1007,14 +909,12 @@ def _fig3_claims(
             f"peers-help{ending}",
             f"Peers help {name}: the best c from 2 on, less c = 0, which sends nothing (c = 1 is the same: a tie is "
             "the device's own)",
-            None,
             gain,
             gain > 0.005,
         )
     yield Claim(
         "own-labels",
         "Clusters with a device's own labels, which send nothing, less LLP with its peers",
-        None,
         own - plain,
         own > plain,
     )
@@ -1024,7 +924,6 @@ def _fig3_claims(
         "solver",
         "At ε = 0.1 least squares with the known noise beats the search after any rule; ours is by how much "
         "over the best of them",
-        None,
         gain,
         gain > 0,
     )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from crowdml.features.norms import Norm, into_ball, normalise
+from crowdml.features.bounds import bounds_of, label_scale, outside, prepared, prepared_numbers, scaling
+from crowdml.features.norms import Norm, into_ball, normalise, shorten
 from crowdml.features.spectrum import spectrum, windows
 
 if TYPE_CHECKING:
     from crowdml.features.pca import Pca
 
-__all__ = ["Norm", "Pca", "into_ball", "normalise", "spectrum", "windows"]
+__all__ = [
+    "Norm", "Pca", "bounds_of", "into_ball", "label_scale", "normalise", "outside", "prepared", "prepared_numbers",
+    "scaling", "shorten", "spectrum", "windows",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -23,24 +24,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crowdml.errors import TaskError
-
-__all__ = ["KINDS", "FeatureMap", "MapSettings", "draw_strokes", "make_map", "random_filters"]
+from crowdml.arrays import finite_or_zero
+from crowdml.errors import PluginError, TaskError
+from crowdml.plugins import Registry
 
 Floats = NDArray[np.float64]
 
-KINDS = ("identity", "cosine", "convolution")
 STROKES = 2048
 """Drawings that a convolution map is centred and sharpened on."""
 THRESHOLD = 0.6
 """What a filter's answer must pass to count, either way: filters have norm one."""
 FLOOR = 0.02
-"""Of the mean variance: directions in which drawings vary less are not sharpened any further."""
+"""Share of the mean variance: directions in which drawings vary less are not sharpened any further."""
 BELL = math.sqrt(4 * (256**2 - 1) / 12)
 """The standard deviation of the sum of four bytes."""
 INK = 9.0
 """The norm to which a picture of 28 by 28 pixels is brought before it meets the filters, about that of a handwritten
 digit; larger pictures in proportion to their side. So a map does not care for the scale of its pixels."""
+TALL, WIDE = 5.3 / 28, 3.9 / 28
+"""The standard deviations of a normalised picture's ink, down and across, as shares of its side."""
+SHRINK_DOWN, SHRINK_ACROSS = (0.6, 1.6), (0.4, 1.5)
+"""How far a picture may be stretched (below 1) or shrunk (above) to reach them, so that a dot does not fill it."""
 _BLOCK = 256  # samples at a time: patches of all of them would not fit a small board
 
 
@@ -52,24 +56,26 @@ class MapSettings:
     seed: int | None = None
     """Everything random in the map comes from it; `identity` has none."""
     features: int = 512
-    """Of `cosine`: how many."""
+    """How many features `cosine` gives."""
     width: Fraction = Fraction(1)
-    """Of `cosine`: the distance over which its kernel falls, exp(-|x - x'|^2 / (2 width^2))."""
+    """The distance over which the kernel of `cosine` falls, exp(-|x - x'|^2 / (2 width^2))."""
     filters: int = 32
-    """Of `convolution`: how many filters; each gives 2 features a place, one for either sign."""
+    """How many filters `convolution` has; each gives 2 features a place, one for either sign."""
     size: int = 7
     pool: int = 5
     sharpen: Fraction = Fraction(7, 20)
-    """Of `convolution`: the power by which directions in which drawings vary much are toned down; 0 leaves them."""
+    """For `convolution`, the power by which directions in which drawings vary much are toned down; 0 leaves them."""
     keep: int = 0
-    """Of `convolution`: the directions kept, those in which drawings vary most; 0 keeps all."""
+    """For `convolution`, the number of directions kept, those in which drawings vary most; 0 keeps all."""
+    normalise: bool = False
+    """For `convolution`, whether each picture is centred, deslanted and brought to one size before the filters."""
     constant: Fraction = Fraction(1, 10)
     """k: appended to each sample's features, which are brought to norm sqrt(1 - k^2). 0: none is appended."""
+    plugin: str | None = None
+    """Where `kind` comes from a plug-in: which one."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise TaskError(f"protocol.map.kind = {self.kind!r}: choose one of {', '.join(KINDS)}.")
-        if self.seed is None and self.kind != "identity":
+        if self.sort.random and self.seed is None:
             raise TaskError(f"protocol.map.seed is missing: a map of kind {self.kind!r} is made from it.")
         limits = (
             ("seed", self.seed or 0, 0, 2**63 - 1),
@@ -88,6 +94,33 @@ class MapSettings:
                     f"protocol.map.{name} = {float(value):g}: must lie between {float(low):g} and {float(high):g}."
                 )
 
+    @property
+    def sort(self) -> MapKind:
+        """What `kind` names."""
+        found = KINDS.pinned({"kind": self.kind, "plugin": self.plugin}, "protocol.map")
+        if found is None:
+            raise TaskError(f"protocol.map.kind = {self.kind!r}: choose one of {', '.join(KINDS)}.")
+        return found
+
+
+Raw = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""x [n, dimension] -> features [n, length], of any size: row i depends on row i alone."""
+
+
+@dataclass(frozen=True)
+class MapKind:
+    """A sort of feature map. Whatever `make` computes is brought to norm one at most, so its sums have a price."""
+
+    kind: str
+    length: Callable[[MapSettings, int], int]
+    """How many features there are for samples of so many numbers: a price is asked for more often than a feature."""
+    make: Callable[[MapSettings, int], Raw]
+    """The map itself. Everything random in it comes from `settings.seed`, and nothing from anyone's samples."""
+    random: bool = True
+    """Whether a task has to name a seed."""
+    sphere: bool = False
+    """Whether features are brought onto the sphere, so that a sample uses all of its sensitivity; else into it."""
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureMap:
@@ -99,9 +132,7 @@ class FeatureMap:
     settings: MapSettings
     dimension: int
     length: int
-    _raw: Any
-    _centre: NDArray[np.float32] | None = None
-    _sharpener: NDArray[np.float32] | None = None
+    _raw: Raw
 
     def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
         x = np.asarray(x)
@@ -111,58 +142,36 @@ class FeatureMap:
         return np.concatenate(parts) if parts else np.zeros((0, self.length), np.float32)
 
     def _block(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        rows = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0).astype(np.float32)
+        rows = finite_or_zero(x, rows=True).astype(np.float32)
         found = self._raw(rows)
-        if self._centre is not None:
-            found = found - self._centre
-        if self._sharpener is not None:
-            found = found @ self._sharpener
         k = float(self.settings.constant)
         radius = math.sqrt(1 - k * k) * (1 - 2.0**-22)
         size = np.sqrt((found.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
-        factor = radius / np.maximum(size, 1e-30 if self._on_sphere else radius)
+        factor = radius / np.maximum(size, 1e-30 if self.settings.sort.sphere else radius)
         scaled = (found * factor).astype(np.float32)
         if not k:
             return scaled
         return np.concatenate([scaled, np.full((len(x), 1), k * (1 - 2.0**-22), np.float32)], axis=1)
 
-    @property
-    def _on_sphere(self) -> bool:
-        """Convolutions are brought onto the sphere, so that a sample uses all of its sensitivity; others into it."""
-        return self.settings.kind == "convolution"
-
 
 @lru_cache(maxsize=8)
 def make_map(settings: MapSettings, dimension: int) -> FeatureMap:
     """The map of a task whose samples have so many numbers. Made once: drawing and sharpening take a few seconds."""
-    extra = 1 if settings.constant else 0
-    seed = settings.seed
-    if settings.kind == "identity" or seed is None:
-        return FeatureMap(settings, dimension, dimension + extra, _same)
-    if settings.kind == "cosine":
-        return FeatureMap(settings, dimension, settings.features + extra, _cosine(settings, seed, dimension))
-    raw, length = _convolution(settings, seed, dimension)
-    drawn = draw_strokes(STROKES, seed, math.isqrt(dimension)).reshape(STROKES, -1)
-    blocks = range(0, STROKES, _BLOCK)
-    seen = np.concatenate([raw(drawn[start : start + _BLOCK].astype(np.float32)) for start in blocks]).astype(
-        np.float64
-    )
-    centre = seen.mean(axis=0)
-    keep = settings.keep or length
-    if keep > length:
-        raise TaskError(f"protocol.map.keep = {keep}: these filters make {length} features, and no more can be kept.")
-    needed = settings.sharpen > 0 or keep < length
-    sharpener = _sharpener(seen - centre, float(settings.sharpen), keep) if needed else None
-    return FeatureMap(settings, dimension, keep + extra, raw, centre.astype(np.float32), sharpener)
+    return FeatureMap(settings, dimension, map_length(settings, dimension), settings.sort.make(settings, dimension))
+
+
+def map_length(settings: MapSettings, dimension: int) -> int:
+    """How many features a map gives, with the constant, without making it."""
+    return settings.sort.length(settings, dimension) + (1 if settings.constant else 0)
 
 
 def _same(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x
 
 
-def _cosine(settings: MapSettings, seed: int, dimension: int) -> Any:
+def _cosine(settings: MapSettings, dimension: int) -> Raw:
     """sqrt(2 / D) cos(x.w + b): a random Fourier feature of the Gaussian kernel (Rahimi and Recht 2007)."""
-    count = settings.features
+    count, seed = settings.features, settings.seed or 0
     slopes = _bells("cosine", seed, count * dimension).reshape(dimension, count) / BELL
     slopes = (slopes / float(settings.width)).astype(np.float32)
     turns = (2 * math.pi * _fractions("phase", seed, count)).astype(np.float32)
@@ -174,25 +183,57 @@ def _cosine(settings: MapSettings, seed: int, dimension: int) -> Any:
     return raw
 
 
-def _convolution(settings: MapSettings, seed: int, dimension: int) -> tuple[Any, int]:
-    """Filters, ReLU of both signs less a threshold, mean pooling: features in the order sign, filter, row, column."""
+def _pooled(settings: MapSettings, dimension: int) -> tuple[int, int]:
+    """How many pools a side of a picture has, and how many features that makes."""
     side = math.isqrt(dimension)
     places = (side - settings.size + 1) // settings.pool if side * side == dimension else 0
+    length = 2 * settings.filters * max(places, 0) ** 2
+    if settings.keep > length > 0:
+        raise TaskError(
+            f"protocol.map.keep = {settings.keep}: these filters make {length} features, and no more can be kept."
+        )
     if places < 1:
         raise TaskError(
             f'protocol.map.kind = "convolution" takes square pictures with room for a filter of {settings.size} and a '
             f"pool of {settings.pool}; features.dimension = {dimension} gives none."
         )
-    filters = random_filters(settings.filters, settings.size, seed).reshape(settings.filters, -1)
+    return places, length
+
+
+def _sharpened(settings: MapSettings, dimension: int) -> Raw:
+    """Convolutions, centred and sharpened on drawings."""
+    raw, (_, length) = _convolution(settings, dimension), _pooled(settings, dimension)
+    drawn = draw_strokes(STROKES, settings.seed or 0, math.isqrt(dimension)).reshape(STROKES, -1)
+    blocks = range(0, STROKES, _BLOCK)
+    seen = np.concatenate([raw(drawn[start : start + _BLOCK].astype(np.float32)) for start in blocks]).astype(
+        np.float64
+    )
+    centre, keep = seen.mean(axis=0), settings.keep or length
+    needed = settings.sharpen > 0 or keep < length
+    sharpener = _sharpener(seen - centre, float(settings.sharpen), keep) if needed else None
+    middle = centre.astype(np.float32)
+
+    def sharpened(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        found = raw(x) - middle
+        return found if sharpener is None else found @ sharpener
+
+    return sharpened
+
+
+def _convolution(settings: MapSettings, dimension: int) -> Raw:
+    """Filters, ReLU of both signs less a threshold, mean pooling: features in the order sign, filter, row, column."""
+    side, (places, length) = math.isqrt(dimension), _pooled(settings, dimension)
+    filters = random_filters(settings.filters, settings.size, settings.seed or 0).reshape(settings.filters, -1)
     kernel = filters.astype(np.float32)
     reach = places * settings.pool
     first = (side - settings.size + 1 - reach) // 2
-    length = 2 * settings.filters * places * places
 
     pooling = np.kron(np.eye(places), np.ones((settings.pool, 1))).astype(np.float32) / np.float32(settings.pool)
     pooling = np.kron(pooling, pooling)  # [reach^2, places^2]: the mean of each square
 
     def raw(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        if settings.normalise:
+            x = normalise_pictures(x.reshape(-1, side, side)).reshape(x.shape)
         size = np.sqrt((x.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
         inked = (x * (INK * side / 28 / np.maximum(size, 1e-30))).astype(np.float32)
         pictures = inked.reshape(-1, side, side)
@@ -208,7 +249,73 @@ def _convolution(settings: MapSettings, seed: int, dimension: int) -> tuple[Any,
             found[:, sign] = pooled.reshape(settings.filters, len(x), -1).transpose(1, 0, 2)
         return found.reshape(len(x), length)
 
-    return raw, length
+    return raw
+
+
+def normalise_pictures(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Pictures [n, side, side], each with its ink in the middle, upright and of one size. Looks at that picture alone.
+
+    The centre of mass goes to the middle. The slant, found from second moments, is taken out, at most 1 pixel across
+    for 1 down. The standard deviation of the ink down becomes TALL, and that across goes half of the way to WIDE (the
+    square root of the factor): how wide a digit is tells which one it is. Pixels between pixels are bilinear, and zero
+    outside. A picture without ink stays so.
+    """
+    side = pictures.shape[1]
+    place, middle = np.arange(side), (side - 1) / 2
+    ink = np.abs(pictures).astype(np.float64)
+    down, across = ink.sum(axis=2), ink.sum(axis=1)  # the ink of each row, and of each column
+    mass = down.sum(axis=1)
+    share = 1 / np.maximum(mass, 1e-30)
+    centre_down = np.where(mass > 1e-30, share * (down @ place), middle)
+    centre_across = np.where(mass > 1e-30, share * (across @ place), middle)
+    off_down, off_across = place - centre_down[:, None], place - centre_across[:, None]
+    tall = share * (down * off_down**2).sum(axis=1)
+    wide = share * (across * off_across**2).sum(axis=1)
+    both = share * ((ink @ off_across[:, :, None])[:, :, 0] * off_down).sum(axis=1)
+    pixel = (side / 28) ** 2  # a variance of one pixel of MNIST
+    slant = np.clip(both / np.maximum(tall, pixel), -1, 1)
+    upright = np.maximum(wide - slant * both, pixel / 2)  # the variance across once the slant is gone
+    height = np.clip(np.sqrt(tall) / (TALL * side), *SHRINK_DOWN)
+    width = np.sqrt(np.clip(np.sqrt(upright) / (WIDE * side), *SHRINK_ACROSS))
+    step_down = height[:, None] * (place - middle)
+    from_down = step_down + centre_down[:, None]
+    shifted = slant[:, None] * step_down + centre_across[:, None]  # where the middle of each new row comes from
+    from_across = width[:, None, None] * (place - middle) + shifted[..., None]
+    # Each new row lies between two old ones, and its pixels between theirs: first rows, then pixels.
+    padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1)))
+    row, part = _between(from_down, side)
+    each = np.arange(len(pictures))[:, None]
+    rows = padded[each, row] * (1 - part)[..., None] + padded[each, row + 1] * part[..., None]
+    pixel_at, part = _between(from_across, side)
+    left, right = (np.take_along_axis(rows, pixel_at + shift, axis=2) for shift in (0, 1))
+    return (left * (1 - part) + right * part).astype(np.float32)
+
+
+def _between(at: Floats, side: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """Places in a picture -> the pixel before each, in a picture with a border of one pixel, and the part beyond it."""
+    inside = np.clip(at + 1, 0, side + 1 - 1e-3)
+    before = np.floor(inside).astype(np.intp)
+    return before, (inside - before).astype(np.float32)
+
+
+_OURS = (
+    MapKind("identity", lambda settings, dimension: dimension, lambda settings, dimension: _same, random=False),
+    MapKind("cosine", lambda settings, dimension: settings.features, _cosine),
+    MapKind("convolution", lambda settings, dimension: settings.keep or _pooled(settings, dimension)[1], _sharpened,
+            sphere=True),
+)  # fmt: skip
+
+
+def _plugged(value: Any, where: str) -> tuple[str, MapKind]:
+    if not isinstance(value, MapKind):
+        raise PluginError(f"{where}: `feature_map` is a {type(value).__name__}, and has to be a crowdml MapKind.")
+    return value.kind, value
+
+
+KINDS: Registry[MapKind] = Registry(
+    "feature map", "crowdml.features", {each.kind: lambda each=each: each for each in _OURS}, _plugged
+)
+"""Every kind of map that a task may name."""
 
 
 def random_filters(count: int, size: int, seed: int) -> Floats:
@@ -257,7 +364,7 @@ def draw_strokes(count: int, seed: int, side: int = 28) -> Floats:
     bell = (data.astype(np.int64).sum(axis=2) - 510) / BELL
     path = even[:, None, 0:2] + np.cumsum(0.28 * bell[:, 2:16].reshape(count, 7, 2), axis=1)
     for _ in range(2):
-        path = _cut_corners(path)
+        path = cut_corners(path)
     slant, turn = 0.15 + 0.22 * bell[:, 16, None], 0.08 * bell[:, 17, None]
     across = (0.75 + 0.4 * even[:, 18, None]) * path[..., 0] + (turn - slant) * path[..., 1]
     down = path[..., 1] - turn * path[..., 0]
@@ -268,18 +375,18 @@ def draw_strokes(count: int, seed: int, side: int = 28) -> Floats:
     across = (across - middle[0][:, None]) * scale[:, None] + centre
     down = (down - middle[1][:, None]) * scale[:, None] + centre
     pen = (0.6 + 1.3 * even[:, 20]) / 28 * side
-    blocks = range(0, count, 256)
-    return np.concatenate([_ink(across[at : at + 256], down[at : at + 256], pen[at : at + 256], side) for at in blocks])
+    blocks = [slice(at, at + 256) for at in range(0, count, 256)]
+    return np.concatenate([draw_path(across[block], down[block], pen[block], side) for block in blocks])
 
 
-def _cut_corners(path: Floats) -> Floats:
+def cut_corners(path: Floats) -> Floats:
     """Chaikin's: each edge is replaced by its middle half; the ends stay. [n, m, 2] -> [n, 2 m, 2]."""
     before, after = path[:, :-1], path[:, 1:]
     halves = np.stack([0.75 * before + 0.25 * after, 0.25 * before + 0.75 * after], axis=2)
     return np.concatenate([path[:, :1], halves.reshape(len(path), -1, 2), path[:, -1:]], axis=1)
 
 
-def _ink(across: Floats, down: Floats, pen: Floats, side: int) -> Floats:
+def draw_path(across: Floats, down: Floats, pen: Floats, side: int) -> Floats:
     """How dark each pixel is: one where its centre lies within the pen's radius of the path, falling over a pixel."""
     place = np.arange(side, dtype=np.float64)
     nearest = np.full((len(pen), side, side), np.inf)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from crowdml.arrays import Array, finite_or_zero, namespace
 from crowdml.errors import DataError
 
 Norm = Literal["l1", "l2", "none"]
@@ -36,6 +37,14 @@ def into_ball(x: NDArray[Any], kind: Norm, bound: float = 1.0) -> NDArray[np.flo
     return _scaled(x, kind, bound, grow=False)
 
 
+def shorten(x: Array, bound: float, axis: int | None = None) -> Array:
+    """x no longer than `bound` in the l2 norm, along an axis or as one vector, on NumPy or JAX. Within it the factor is
+    exactly 1. x is finite, and its squares add up (`finite_or_zero`)."""
+    xp = namespace(x)
+    size = xp.sqrt((x * x).sum(axis=axis, keepdims=axis is not None))
+    return x * (bound / xp.maximum(size, bound))
+
+
 def _scaled(x: NDArray[Any], kind: Norm, bound: float, *, grow: bool) -> NDArray[np.float32]:
     if kind not in NORMS:
         raise DataError(f"norm {kind!r} is not known; it must be one of {', '.join(map(repr, NORMS))}.")
@@ -45,8 +54,8 @@ def _scaled(x: NDArray[Any], kind: Norm, bound: float, *, grow: bool) -> NDArray
     if kind == "none":
         with np.errstate(over="ignore"):
             narrow = wide.astype(np.float32)
-        return np.where(np.isfinite(narrow).all(axis=-1, keepdims=True), narrow, np.float32(0))
-    wide = np.where(np.isfinite(wide).all(axis=-1, keepdims=True), wide, 0.0)
+        return finite_or_zero(narrow, rows=True)
+    wide = finite_or_zero(wide, rows=True)
     # Dividing by the largest entry first keeps squares and sums from overflowing, and tiny rows from vanishing.
     largest = np.abs(wide).max(axis=-1, keepdims=True, initial=0.0)
     unit = wide / np.where(largest == 0, 1.0, largest)

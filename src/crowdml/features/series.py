@@ -22,8 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from crowdml.errors import DataError
 from crowdml.features.spectrum import windows
 
-__all__ = ["Windower", "label", "look_ahead"]
-
 
 def look_ahead(values: ArrayLike, width: int, horizon: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """values [n] -> x [m, width], and the value `horizon` steps after each window's last one, [m].
@@ -51,7 +49,7 @@ def label(target: ArrayLike, edges: Sequence[float] | NDArray[Any]) -> NDArray[n
 
 
 class Windower:
-    """The same from a stream: one measurement in, the sample that it completes out."""
+    """Windows of a stream: one measurement in, the sample that it completes out."""
 
     def __init__(self, width: int, horizon: int, edges: Sequence[float]) -> None:
         _check(width, horizon)
@@ -66,10 +64,6 @@ class Windower:
             return None
         held = np.array(self._latest)
         return _short(held[: self._width]), int(label(held[-1], self._edges))
-
-    def restart(self) -> None:
-        """Forget what came: a new stretch begins. For a public reason (the sensor was off), never for a value."""
-        self._latest.clear()
 
 
 def _short(x: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -2,91 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from crowdml.arrays import Array, Integers, Samples, namespace
-from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import clipped_sum, gradient_rows, gradient_sum, known_class, score, settled
-
-__all__ = ["Logistic", "SmoothSvm", "Svm"]
+from crowdml.models.model import Norm
+from crowdml.models.scores import OfClasses, known_class, settled
 
 
 @dataclass(frozen=True)
-class TwoClasses:
-    """What they share: weights [d], y in {0, 1}, class 1 where x.w > 0.
-
-    With a bias the weights are [d + 1], the bias last, and x stands for (x, 1) wherever it is written: |(x, 1)| is
-    sqrt(|x|^2 + 1) in the l2 norm and |x| + 1 in the l1 norm.
-    """
+class TwoClasses(OfClasses):
+    """What they share: weights [d], or [d + 1] with a bias, y in {0, 1}, class 1 where x.w > 0."""
 
     dimension: int
     bias: bool = field(default=False, kw_only=True)
+    classes = 2
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.dimension + self.bias,)
 
-    @property
-    def classes(self) -> int:
-        return 2
-
-    @property
-    def cells(self) -> int:
-        return 2
-
-    @property
-    def convex(self) -> bool:
-        return True
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def start(self) -> Array:
-        return np.zeros(self.shape, np.float32)
-
-    def _score(self, weights: Array, x: Array) -> tuple[Array, Array]:
-        """x [b, d], or (x, 1) [b, d + 1], and its scores [b]: NaN where a sample cannot be used."""
-        if self.bias:
-            xp = namespace(weights, x)
-            x = xp.concatenate([x, xp.ones_like(x[:, :1])], axis=1)
-        return score(weights, x)
-
-    def _reach(self, norm: Norm, radius: float) -> float:
-        """The largest |x|, or |(x, 1)|, for |x| <= radius."""
-        check_radius(norm, radius)
-        if not self.bias:
-            return radius
-        return radius + 1 if norm == "l1" else math.hypot(radius, 1)
-
-    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
-        """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
-        raise NotImplementedError
-
-    def gradients(self, weights: Array, samples: Samples) -> Array:
-        return gradient_rows(*self._slopes(weights, samples))
-
-    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
-        return gradient_sum(*self._slopes(weights, samples))
-
-    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
-        return clipped_sum(weights, samples.x, lambda x: self._slopes(weights, Samples(x, samples.y)), clip)
-
     def predict(self, weights: Array, x: Array) -> Integers:
         xp = namespace(weights, x)
-        return (self._score(weights, x)[1] > 0).astype(xp.int32)
-
-    def mistakes(self, weights: Array, samples: Samples) -> Integers:
-        xp = namespace(weights, samples.x)
-        wrong = self.predict(weights, samples.x) != samples.y
-        return (wrong & known_class(samples.y, 2)).astype(xp.int32)
-
-    def label_cells(self, samples: Samples) -> Integers:
-        xp = namespace(samples.y)
-        return (samples.y[:, None] == xp.arange(2)).astype(xp.int32)
+        return (self.scores(weights, x) > 0).astype(xp.int32)
 
     def gradient_bound(self, norm: Norm, radius: float) -> float:
         return 1.0 * self._reach(norm, radius)  # the slope of each of these losses in x.w is at most 1

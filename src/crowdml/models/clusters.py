@@ -18,25 +18,10 @@ from typing import Literal
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers
+from crowdml.arrays import Array, Integers, finite_or_zero
 from crowdml.errors import DataError, UnknownName
 from crowdml.models.proportions import Rule, project, proportions
 from crowdml.records import record
-
-__all__ = [
-    "SOLVERS",
-    "Solver",
-    "Voters",
-    "assign",
-    "class_shares",
-    "fit",
-    "k_means",
-    "label_clusters",
-    "members",
-    "predict",
-    "trust",
-    "verdicts",
-]
 
 Solver = Literal["search", "shares"]
 SOLVERS: tuple[Solver, ...] = ("search", "shares")
@@ -137,24 +122,10 @@ def _uniform(seed: int, stream: int, *shape: int) -> Array:
 # --- labels ---
 
 
-def label_clusters(
-    members: Array, proportions: Array, *, restarts: int, seed: int, weights: Array | None = None
-) -> Integers:
-    """One label a cluster, [k], from members [h, k] of batches and their proportions [h, classes].
+def moments(members: Array, given: Array, weights: Array) -> tuple[Array, Array]:
+    """All that a loss needs of the batches: M^T W M [models, k, k] and M^T W Q [models, k, classes].
 
-    The loss is the mean over batches and classes of (given - implied)^2, implied = members / batch summed over the
-    clusters of a class; weights [h] where batches count differently, 0 for one that was not heard. From each of
-    `restarts` random labellings the best single change is made until none helps, at most `turns(k)` times; the best
-    end is the answer.
-    """
-    weights = np.ones(len(members)) if weights is None else np.asarray(weights, dtype=np.float64)
-    return _search(*_moments(members, np.asarray(proportions)[None], weights[None]), restarts, seed)[0]
-
-
-def _moments(members: Array, given: Array, weights: Array) -> tuple[Array, Array]:
-    """All that the loss needs of the batches: M^T W M [models, k, k] and M^T W Q [models, k, classes].
-
-    members [h, k], given [models, h, classes], weights [models, h].
+    members [h, k]; given proportions [models, h, classes]; weights [models, h], 0 for a batch that was not heard.
     """
     share = members / np.maximum(np.asarray(members).sum(axis=1, keepdims=True), 1)
     scale = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
@@ -168,8 +139,11 @@ def turns(k: int) -> int:
     return 2 * k + 8
 
 
-def _search(gram: Array, cross: Array, restarts: int, seed: int) -> Integers:
-    """The best labels [models, k] from `restarts` starts each, all at once.
+def search_labels(gram: Array, cross: Array, restarts: int, seed: int) -> Integers:
+    """One label a cluster for each model, [models, k], from its `moments`: the best of `restarts` starts, all at once.
+
+    The loss is the mean over batches and classes of (given - implied)^2, implied = members / batch summed over the
+    clusters of a class. From each random start the best single change is made until none helps.
 
     With Z the labels as a matrix [k, classes], the loss is tr Z'GZ - 2 tr Z'A and a constant. Moving cluster j from
     class a to d changes it by 2 (T[j, d] - T[j, a] + G[j, j]), T = GZ - A: all changes cost k x classes numbers. All
@@ -205,22 +179,6 @@ def _search(gram: Array, cross: Array, restarts: int, seed: int) -> Integers:
     return np.where(seen, labels[chosen], usual[:, None]).astype(np.int32)  # no batch says anything of the others
 
 
-def class_shares(
-    centres: Array, members: Array, proportions: Array, *, batch: int, variance: float, weights: Array | None = None
-) -> Array:
-    """The share of each class in each cluster, [k, classes] on the simplex: least squares with the noise taken in.
-
-    centres [k, w]; members [h, k]; proportions [h, classes] as they came, counts / batch: rows that were projected or
-    shrunk are biased, and sums over batches do not mend that. `variance` is that of one count's noise; 0 for counts
-    without any. Weights as in `label_clusters`. A cluster's label is its largest share. Where noise hides all, each
-    has the mean.
-    """
-    weights = np.ones(len(members)) if weights is None else np.asarray(weights, dtype=np.float64)
-    moments = _moments(members, np.asarray(proportions)[None], weights[None])
-    noise = np.full(1, variance / batch**2)
-    return _shares(*moments, weights[None].sum(axis=1), noise, batch, _likeness(centres, members))[0]
-
-
 WITHIN = 0.3
 """Part of the labels' variance that is left within clusters. Anything from 0.1 to 1 does as well (made-up traffic)."""
 REACH = 0.7
@@ -229,10 +187,10 @@ to five points better at every epsilon from 0.1 up than clusters that tell nothi
 ALONE = 0.001
 """Part of a share's variance that no other cluster tells of: it also keeps clusters in one place apart."""
 STEPS = 100
-"""Of projected gradient. On made-up traffic 4,000 move a share by 0.07 at most, and 3 labels in a thousand."""
+"""Steps of projected gradient. On made-up traffic 4,000 move a share by 0.07 at most, and 3 labels in a thousand."""
 
 
-def _likeness(centres: Array, members: Array) -> Array:
+def likeness_of(centres: Array, members: Array) -> Array:
     """How much alike the shares of two clusters are before any is known, [k, k]: more so the nearer they are."""
     centres, sizes = np.asarray(centres, dtype=np.float64), np.asarray(members).sum(axis=0)
     middle = sizes @ centres / max(1, sizes.sum())
@@ -241,8 +199,13 @@ def _likeness(centres: Array, members: Array) -> Array:
     return np.exp(-apart / (2 * REACH**2 * max(width, 1e-12))) + ALONE * np.eye(len(centres))
 
 
-def _shares(gram: Array, cross: Array, heard: Array, noise: Array, batch: int, likeness: Array) -> Array:
-    """Minimise |Q - M P|^2 h / v + |P - mean|^2 / t over P [models, k, classes] with rows on the simplex.
+def class_shares(gram: Array, cross: Array, heard: Array, noise: Array, batch: int, likeness: Array) -> Array:
+    """The share of each class in each cluster, P [models, k, classes] with rows on the simplex: least squares with the
+    noise taken in, |Q - M P|^2 h / v + |P - mean|^2 / t at its least. A cluster's label is its largest share.
+
+    gram and cross are `moments` of proportions as they came, counts / batch: rows that were projected or shrunk are
+    biased, and sums over batches do not mend that. heard [models] counts the batches, noise [models] is the variance of
+    a heard proportion's noise.
 
     v is the variance of a proportion, from its noise and from what differs within a cluster; t that of a share between
     clusters as if each had one label, mean (1 - mean). Both come from releases and the task. The second length is that
@@ -313,11 +276,11 @@ def predict(voters: Voters, x: Array) -> Integers:
 def _finite(x: Array) -> Array:
     """Rows as a buffer keeps them."""
     x = np.asarray(x, dtype=np.float64)
-    return np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0)
+    return finite_or_zero(x, rows=True)
 
 
 STARTS = 3
-"""Of k-means in `fit`: the sum of squares ends within some 2 % of that of ten starts, in a third of the time."""
+"""Starts of k-means in `fit`: the sum of squares ends within some 2 % of that of ten starts, in a third of the time."""
 
 
 def fit(
@@ -355,13 +318,13 @@ def fit(
         given[1 + peer, those] = proportions(heard[peer, those], batch, variance, rule)
     weights = np.concatenate([np.ones((1, batches)), there])
     came = weights.sum(axis=1)
-    gram, cross = _moments(inside, given, weights)
+    gram, cross = moments(inside, given, weights)
     if solver == "search":
-        labels = _search(gram, cross, restarts, seed)
+        labels = search_labels(gram, cross, restarts, seed)
     elif solver == "shares":
         noise = np.full(len(given), variance / batch**2)
         noise[0] = 0
-        labels = _shares(gram, cross, came, noise, batch, _likeness(centres, inside)).argmax(axis=2)
+        labels = class_shares(gram, cross, came, noise, batch, likeness_of(centres, inside)).argmax(axis=2)
     else:
         raise UnknownName(f"no way to label clusters is called {solver!r}; there are {', '.join(SOLVERS)}.")
     labels = np.where(came[:, None] > 0, labels, -1).astype(np.int32)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import LARGEST, ROOT, clipped_sum, gradient_rows, gradient_sum, number_cells, score, settled
-
-__all__ = ["LeastSquares", "Linear"]
+from crowdml.models.scores import LARGEST, ROOT, FromScores, number_cells, settled
 
 
 @dataclass(frozen=True)
-class Linear:
-    """weights [d], y a number with |y| <= bound. Huber loss of r = x.w - y, gradient clip(r, -width, width) x.
+class Linear(FromScores):
+    """weights [d], or [d + 1] with a bias; y a number, |y| <= bound. Huber loss of r = x.w - y, gradient
+    clip(r, -width, width) x.
 
     Loss r^2 / 2 for |r| <= width, width (|r| - width / 2) beyond: the clipped-gradient form of least squares, whose own
     gradient has no bound. |gradient| <= width |x| in either norm, attained by every |r| >= width.
@@ -28,10 +25,11 @@ class Linear:
     tolerance: float = 0.1
     bound: float = 1.0
     bins: int = 10
+    bias: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.dimension,)
+        return (self.dimension + self.bias,)
 
     @property
     def classes(self) -> None:
@@ -41,17 +39,6 @@ class Linear:
     def cells(self) -> int:
         return self.bins
 
-    @property
-    def convex(self) -> bool:
-        return True
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def start(self) -> Array:
-        return np.zeros(self.shape, np.float32)
-
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
         off = xp.abs(self.predict(weights, samples.x) - self._target(weights, samples))
@@ -59,25 +46,15 @@ class Linear:
         return xp.where(self._known(samples), inner * (off - 0.5 * inner), 0)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
-        """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
         xp = namespace(weights, samples.x)
-        x, scores = score(weights, samples.x)
+        x, scores = self._score(weights, samples.x)
         usable = (scores == scores) & self._known(samples)  # NaN alone differs from itself
         slope = xp.clip(scores - self._target(weights, samples), -self.width, self.width)
         # the entries of x are held to LARGEST, so that a width above 1 cannot carry them to infinity
         return xp.clip(x, -LARGEST, LARGEST), xp.where(usable, slope, xp.nan)
 
-    def gradients(self, weights: Array, samples: Samples) -> Array:
-        return gradient_rows(*self._slopes(weights, samples))
-
-    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
-        return gradient_sum(*self._slopes(weights, samples))
-
-    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
-        return clipped_sum(weights, samples.x, lambda x: self._slopes(weights, Samples(x, samples.y)), clip)
-
     def predict(self, weights: Array, x: Array) -> Array:
-        return settled(score(weights, x)[1])
+        return settled(self._score(weights, x)[1])
 
     def mistakes(self, weights: Array, samples: Samples) -> Integers:
         xp = namespace(weights, samples.x)
@@ -88,12 +65,10 @@ class Linear:
         return number_cells(samples.y, self.bound, self.bins)
 
     def gradient_bound(self, norm: Norm, radius: float) -> float:
-        check_radius(norm, radius)
-        return self.width * radius
+        return self.width * self._reach(norm, radius)
 
     def smoothness(self, radius: float) -> float | None:
-        check_radius("l2", radius)
-        return radius**2  # within the width the slope is the residual itself
+        return self._reach("l2", radius) ** 2  # within the width the slope is the residual itself
 
     def _known(self, samples: Samples) -> Array:
         return namespace(samples.y).abs(samples.y) <= self.bound  # false for NaN
@@ -121,9 +96,8 @@ class LeastSquares(Linear):
         return xp.where(self._known(samples), off * off, 0)
 
     def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
-        """x [b, d], and the slope of each loss in its score, [b]: NaN where a sample cannot be used."""
         xp = namespace(weights, samples.x)
-        x, scores = score(weights, samples.x)
+        x, scores = self._score(weights, samples.x)
         usable = (scores == scores) & self._known(samples)  # NaN alone differs from itself
         slope = xp.clip(2 * (scores - self._target(weights, samples)), -ROOT, ROOT)
         return xp.clip(x, -ROOT, ROOT), xp.where(usable, slope, xp.nan)
@@ -136,5 +110,4 @@ class LeastSquares(Linear):
         )
 
     def smoothness(self, radius: float) -> float | None:
-        check_radius("l2", radius)
-        return 2 * radius**2
+        return 2 * self._reach("l2", radius) ** 2

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from fractions import Fraction
 from typing import Any
 
-from crowdml.errors import TaskError
+from crowdml.errors import PluginError, TaskError
 from crowdml.models.binary import Logistic, SmoothSvm, Svm
 from crowdml.models.linear import LeastSquares, Linear
 from crowdml.models.mlp import ACTIVATIONS, TOPS, Mlp
 from crowdml.models.model import Model
 from crowdml.models.softmax import Softmax
+from crowdml.plugins import Registry
+from crowdml.settings import read_section
 from crowdml.texts import did_you_mean
-
-__all__ = ["KINDS", "describe_model", "make_model", "read_model"]
 
 LARGEST_SETTING = 1e6
 """Settings of the linear model stay below this: width * LARGEST must be a float32."""
 
 Builder = Callable[[int, "int | None", Mapping[str, Any]], Model]
 
-LINEAR_SETTINGS = ("width", "tolerance", "bound", "bins")
+LINEAR_SETTINGS = ("width", "tolerance", "bound", "bins", "bias")
 MLP_SETTINGS = ("hidden", "activation", "top", "seed")
 
 MOST_WEIGHTS = 10_000_000
-"""Of a perceptron: 40 MB, which is what a device would send and the server keep for each version."""
+"""Most weights of a perceptron: 40 MB, which is what a device would send and the server keep for each version."""
 
 
 def _number(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]) -> Builder:
@@ -35,6 +36,7 @@ def _number(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]) -> 
             raise TaskError(f"model {kind!r} predicts a number, but {classes} classes are given. Use 'softmax'.")
         _refuse_unknown(kind, settings, allowed)
         _refuse_label_settings(kind, settings)
+        _refuse_bias(kind, settings)
         return make(dimension, **settings)
 
     return build
@@ -48,6 +50,12 @@ def _refuse_label_settings(kind: str, settings: Mapping[str, Any]) -> None:
         raise TaskError(f"model {kind!r}: bins = {bins!r} is not a positive whole number.")
 
 
+def _refuse_bias(kind: str, settings: Mapping[str, Any]) -> None:
+    bias = settings.get("bias", False)
+    if not isinstance(bias, bool):
+        raise TaskError(f"model {kind!r}: bias = {bias!r} is not true or false.")
+
+
 def _refuse_number(kind: str, name: str, value: Any, *, zero: bool = False) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not (0 < value <= LARGEST_SETTING or (zero and value == 0)):
@@ -59,9 +67,7 @@ def _two_classes(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]
         if classes != 2:
             raise TaskError(f"model {kind!r} needs exactly 2 classes, not {classes}. Use 'softmax' for more.")
         _refuse_unknown(kind, settings, allowed)
-        bias = settings.get("bias", False)
-        if not isinstance(bias, bool):
-            raise TaskError(f"model {kind!r}: bias = {bias!r} is not true or false.")
+        _refuse_bias(kind, settings)
         if "width" in allowed:
             _refuse_number(kind, "width", settings.get("width", 1.0))
         return make(dimension, **settings)
@@ -72,12 +78,13 @@ def _two_classes(kind: str, make: Callable[..., Model], allowed: tuple[str, ...]
 def _softmax(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
     if classes is None or classes < 2:
         raise TaskError(f"model 'softmax' needs at least 2 classes, not {classes}. Use 'linear' to predict a number.")
-    _refuse_unknown("softmax", settings, ())
-    return Softmax(dimension, classes)
+    _refuse_unknown("softmax", settings, ("bias",))
+    _refuse_bias("softmax", settings)
+    return Softmax(dimension, classes, **settings)
 
 
 def _mlp(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
-    _refuse_unknown("mlp", settings, MLP_SETTINGS if classes else (*MLP_SETTINGS, *LINEAR_SETTINGS[1:]))
+    _refuse_unknown("mlp", settings, MLP_SETTINGS if classes else (*MLP_SETTINGS, *LINEAR_SETTINGS[1:-1]))
     if classes is not None and classes < 2:
         raise TaskError(f"model 'mlp' needs at least 2 classes, not {classes}, or labels that are numbers.")
     made: dict[str, Any] = {"seed": 1, "top": "softmax" if classes else "squared", **settings}
@@ -104,7 +111,20 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-KINDS: Mapping[str, Builder] = {
+def _plugged(value: Any, where: str) -> tuple[str, Builder]:
+    """A model of a plug-in: a dataclass with a `kind`, whose fields are `dimension`, `classes` and its settings."""
+    kind = getattr(value, "kind", None)
+    if not isinstance(value, type) or not is_dataclass(value) or not isinstance(kind, str):
+        raise PluginError(f"{where}: `model` has to be a dataclass with a `kind`, the name that tasks give it.")
+
+    def build(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
+        made: Any = value
+        return read_section(made, {**settings, "dimension": dimension, "classes": classes}, "model")
+
+    return kind, build
+
+
+_OURS: Mapping[str, Builder] = {
     "least-squares": _number("least-squares", LeastSquares, LINEAR_SETTINGS[1:]),
     "linear": _number("linear", Linear, LINEAR_SETTINGS),
     "logistic": _two_classes("logistic", Logistic),
@@ -113,25 +133,30 @@ KINDS: Mapping[str, Builder] = {
     "softmax": _softmax,
     "svm": _two_classes("svm", Svm),
 }
+
+KINDS: Registry[Builder] = Registry(
+    "model",
+    "crowdml.models",
+    {kind: lambda builder=builder: builder for kind, builder in _OURS.items()},
+    _plugged,
+    reserved=("clusters", "histogram", "ridge"),  # what `proportions` and `gram` make themselves
+)
 """Every kind of model that a task may name."""
 
 
 def make_model(kind: str, dimension: int, classes: int | None, **settings: Any) -> Model:
     """The model that a task names, for x [b, dimension]; `classes` is None where the label is a number."""
-    if kind not in KINDS:
+    build = KINDS.pinned({"kind": kind, "plugin": settings.pop("plugin", None)}, "model")
+    if build is None:
         near = did_you_mean(kind, KINDS)
         raise TaskError(f"there is no model {kind!r}.{near} The kinds are {', '.join(sorted(KINDS))}.")
     if dimension < 1:
         raise TaskError(f"model {kind!r}: dimension = {dimension!r} is not a positive whole number.")
-    return KINDS[kind](dimension, classes, settings)
+    return build(dimension, classes, settings)
 
 
 def read_model(
-    table: Mapping[str, Any],
-    dimension: int,
-    classes: int | None,
-    bound: Fraction,
-    penalties: tuple[str, ...] = ("l2",),
+    table: Mapping[str, Any], dimension: int, classes: int | None, bound: Fraction, penalties: tuple[str, ...] = ("l2",)
 ) -> Model:
     """The model of a task's `[model]` table. The penalties in it are the protocol's own: it reads them itself.
 

@@ -21,8 +21,6 @@ from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
 from crowdml.models.scores import ROOT, known_class, number_cells, settled, shrinking
 
-__all__ = ["ACTIVATIONS", "TOPS", "Activation", "Mlp", "Top"]
-
 Activation = Literal["relu", "tanh", "sigmoid"]
 Top = Literal["softmax", "squared"]
 ACTIVATIONS: tuple[Activation, ...] = ("relu", "tanh", "sigmoid")
@@ -44,7 +42,7 @@ class Mlp:
     classes: int | None
     hidden: tuple[int, ...]
     seed: int
-    """Of the public first weights."""
+    """Seed of the public first weights."""
     activation: Activation = "relu"
     top: Top = "softmax"
     tolerance: float = 0.1
@@ -178,9 +176,11 @@ class Mlp:
 
     # --- what it says ---
 
+    def scores(self, weights: Array, x: Array) -> Array:
+        return settled(self._forward(weights, x)[1])
+
     def predict(self, weights: Array, x: Array) -> Array:
-        xp = namespace(weights, x)
-        scores = settled(self._forward(weights, x)[1])
+        xp, scores = namespace(weights, x), self.scores(weights, x)
         return scores[:, 0] if self.classes is None else scores.argmax(axis=-1).astype(xp.int32)
 
     def mistakes(self, weights: Array, samples: Samples) -> Integers:

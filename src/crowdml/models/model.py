@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Literal
 from typing import Protocol as Interface
 
-from crowdml.arrays import Array, Integers, Samples
+from crowdml.arrays import Array, Integers, Outer, Samples, gains_by_factors
 from crowdml.errors import TaskError
-
-__all__ = ["Model", "Norm", "check_radius"]
 
 Norm = Literal["l1", "l2"]
 
@@ -104,9 +103,28 @@ class Model(Interface):
         ...
 
 
+def sample_gradients(model: Model, weights: Array, samples: Samples) -> Array | Outer:
+    """Each sample's gradient, [b, *shape]: by its two factors where the model has them and what adds them up gains."""
+    factors = getattr(model, "gradient_factors", None)
+    if factors is not None and gains_by_factors(len(samples), weights.shape[-1], weights):
+        return factors(weights, samples)
+    return model.gradients(weights, samples)
+
+
 def check_radius(norm: str, radius: float) -> None:
     """Refuse a norm that no bound is proved for, and a radius that bounds nothing."""
     if norm not in ("l1", "l2"):
         raise TaskError(f"no gradient bound is known in the norm {norm!r}. Use 'l1' or 'l2' for the features.")
     if not (math.isfinite(radius) and radius > 0):
         raise TaskError(f"features with |x| <= {radius!r} have no gradient bound. Use a positive, finite bound.")
+
+
+def longest_gradient(model: Model, norm: Norm, bound: float, clip: Fraction | None) -> float:
+    """How long a sample's gradient may be: the model's own bound, or the task's `protocol.clip` where that is less.
+
+    `bound`: how long samples may be.
+    """
+    if clip is not None and not model.bounded:
+        return float(clip)
+    own = model.gradient_bound(norm, bound)
+    return own if clip is None else min(own, float(clip))

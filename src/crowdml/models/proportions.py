@@ -14,8 +14,6 @@ import numpy as np
 from crowdml.arrays import Array
 from crowdml.errors import UnknownName
 
-__all__ = ["RULES", "Rule", "project", "proportions", "shrink", "spread"]
-
 Rule = Literal["auto", "project", "shrink", "clip", "raw"]
 RULES: tuple[Rule, ...] = ("auto", "project", "shrink", "clip", "raw")
 SWITCH = 3.0

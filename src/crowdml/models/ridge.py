@@ -6,16 +6,15 @@ Everything here is post-processing of a release, so it costs nothing however oft
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from crowdml.arrays import Array
 
-__all__ = ["LEAST", "RULE", "clean", "error_interval", "predict", "solve"]
-
 RULE = 0.35
-"""c of the ridge c sigma sqrt(D). Chosen on MNIST's public split alone (`ours/gram-tuning` does it again): 0.2 to 0.7
-are within its error at every epsilon from 0.1 to 10."""
+"""c of the ridge c sigma sqrt(D). `ours/gram-tuning` tries it on digits drawn by code: from 0.2 to 0.7 the error there
+differs by at most 0.0013 at every epsilon from 0.1 to 10."""
 LEAST = 2e-5
 """The ridge without noise, as a part of the trace."""
 
@@ -43,9 +42,14 @@ def solve(gram: Array, cross: Array, deviation: float, c: float = RULE) -> Array
     gram [d, d] and cross [d, labels] have noise of this standard deviation on the diagonal and on cross. The ridge is
     at least LEAST of the trace, which is public too: it is a release.
     """
+    return solve_each(gram, cross, deviation, (c,))[0]
+
+
+def solve_each(gram: Array, cross: Array, deviation: float, rules: Sequence[float]) -> list[Array]:
+    """`solve` for several c at once: the eigenvalues, which take most of the time, are found once."""
     values, vectors = clean(gram, deviation)
-    ridge = max(c * deviation * math.sqrt(len(gram)), LEAST * float(values.sum()), 1e-12)
-    return vectors @ ((vectors.T @ cross) / (values + ridge)[:, None])
+    ridges = [max(c * deviation * math.sqrt(len(gram)), LEAST * float(values.sum()), 1e-12) for c in rules]
+    return [vectors @ ((vectors.T @ cross) / (values + ridge)[:, None]) for ridge in ridges]
 
 
 def predict(weights: Array, features: Array, classes: int | None) -> Array:

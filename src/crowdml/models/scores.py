@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
-from crowdml.arrays import Array, namespace
-
-__all__ = [
-    "LARGEST",
-    "ROOT",
-    "clipped_sum",
-    "gradient_rows",
-    "gradient_sum",
-    "known_class",
-    "number_cells",
-    "score",
-    "settled",
-    "shrinking",
-]
+from crowdml.arrays import Array, Integers, Samples, finite_or_zero, namespace
+from crowdml.models.model import Norm, check_radius
 
 LARGEST = 1e30
 """A score beyond this is as good as infinite: twice it is still a float32."""
 
 ROOT = 1e15
-"""Of LARGEST: the square of what is held to it is a float32."""
+"""Root of LARGEST: the square of what is held to it is a float32."""
 
 
 def score(weights: Array, x: Array) -> tuple[Array, Array]:
@@ -51,6 +40,11 @@ def known_class(y: Array, classes: int) -> Array:
     """[b] bool: y is one of 0, ..., classes - 1."""
     known = (y >= 0) & (y < classes)
     return known & (y == namespace(y).floor(y)) if y.dtype.kind == "f" else known
+
+
+def class_cells(y: Array, classes: int) -> Array:
+    """[b, classes] bool: whether y [b] is that class."""
+    return y[:, None] == namespace(y).arange(classes)
 
 
 def number_cells(y: Array, bound: float, bins: int) -> Array:
@@ -88,7 +82,7 @@ def clipped_sum(weights: Array, x: Array, slopes: Callable[[Array], tuple[Array,
     xp = namespace(weights, x)
     with np.errstate(over="ignore", invalid="ignore"):
         x = xp.asarray(x, dtype=weights.dtype)
-        held = xp.where(abs(x) <= LARGEST, x, 0)
+        held = finite_or_zero(x, most=LARGEST)
         entering, slope = slopes(held)
         squares = (entering * entering).sum(-1)
         squares = squares + entering.shape[-1] * np.finfo(x.dtype).tiny  # squares that vanish must not hide a length
@@ -107,3 +101,80 @@ def shrinking(squares: Array, clip: float) -> Array:
     clip = xp.asarray(clip, dtype=squares.dtype)
     usable = squares <= np.finfo(squares.dtype).max  # false for NaN
     return xp.where(usable, clip / xp.maximum(xp.sqrt(xp.where(usable, squares, 0)), clip), 0)
+
+
+class FromScores:
+    """What convex models of scores x @ w share: their gradients follow from the slopes of the losses in the scores.
+
+    With a bias the weights have one row more, the last, and x stands for (x, 1) wherever it is written: |(x, 1)| is
+    sqrt(|x|^2 + 1) in the l2 norm and |x| + 1 in the l1 norm.
+    """
+
+    bias: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def convex(self) -> bool:
+        return True
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def start(self) -> Array:
+        return np.zeros(self.shape, np.float32)
+
+    def _score(self, weights: Array, x: Array) -> tuple[Array, Array]:
+        """x [b, d], or (x, 1) [b, d + 1], and its scores [b] or [b, c]: NaN where a sample cannot be used."""
+        if self.bias:
+            xp = namespace(weights, x)
+            x = xp.concatenate([x, xp.ones_like(x[:, :1])], axis=1)
+        return score(weights, x)
+
+    def scores(self, weights: Array, x: Array) -> Array:
+        """What `predict` decides by: [b], or one for each class [b, c]; 0 where a sample cannot be used."""
+        return settled(self._score(weights, x)[1])
+
+    def _reach(self, norm: Norm, radius: float) -> float:
+        """The largest |x|, or |(x, 1)|, for |x| <= radius."""
+        check_radius(norm, radius)
+        if not self.bias:
+            return radius
+        return radius + 1 if norm == "l1" else math.hypot(radius, 1)
+
+    def _slopes(self, weights: Array, samples: Samples) -> tuple[Array, Array]:
+        """x [b, d], and the slope of each loss in its scores, [b] or [b, c]: NaN where a sample cannot be used."""
+        raise NotImplementedError
+
+    def gradients(self, weights: Array, samples: Samples) -> Array:
+        return gradient_rows(*self._slopes(weights, samples))
+
+    def gradient_sum(self, weights: Array, samples: Samples) -> Array:
+        return gradient_sum(*self._slopes(weights, samples))
+
+    def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
+        return clipped_sum(weights, samples.x, lambda x: self._slopes(weights, Samples(x, samples.y)), clip)
+
+
+class OfClasses(FromScores):
+    """What convex models of classes share: a label's cell is its class, and every other prediction is a mistake."""
+
+    classes: int
+
+    @property
+    def cells(self) -> int:
+        return self.classes
+
+    def predict(self, weights: Array, x: Array) -> Integers:
+        raise NotImplementedError
+
+    def mistakes(self, weights: Array, samples: Samples) -> Integers:
+        xp = namespace(weights, samples.x)
+        wrong = self.predict(weights, samples.x) != samples.y
+        return (wrong & known_class(samples.y, self.classes)).astype(xp.int32)
+
+    def label_cells(self, samples: Samples) -> Integers:
+        return class_cells(samples.y, self.classes).astype(namespace(samples.y).int32)

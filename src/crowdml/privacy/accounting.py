@@ -1,7 +1,7 @@
 """Tighter accounting for plans fixed in advance: privacy loss distributions and Renyi DP through dp-accounting.
 
 None of it is a filter: the number of releases, their noise and their sampling must be fixed before the first one, and
-must not depend on what was released. Gaussian and Laplace noise is continuous here, so that these numbers plan a task
+must not depend on what was released. Gaussian noise is continuous here, so that these numbers plan a task
 or price a published one; the ledger of a device charges the losses of `losses.py`.
 
 Neighbours, and what a noise multiplier is: sigma over the norm of ONE contribution (the clip C), for both relations.
@@ -13,26 +13,10 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
 from enum import Enum
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from crowdml.errors import GuaranteeError, MissingExtra
-
-__all__ = [
-    "Neighbours",
-    "Sampler",
-    "discrete_gaussian_delta",
-    "discrete_laplace_delta",
-    "gaussian_epsilon_pld",
-    "gaussian_epsilon_rdp",
-    "laplace_epsilon_pld",
-    "laplace_epsilon_rdp",
-    "pure_epsilon_pld",
-]
 
 
 class Neighbours(Enum):
@@ -59,6 +43,12 @@ def _library(name: str) -> Any:
             f"{name} is not installed, and plans fixed in advance are priced with it. "
             "Install it with `pip install 'crowdml[sim]'`; the ledger works without."
         ) from error
+
+
+def _gaussian(multiplier: float, sampler: Sampler, rate: float) -> Any:
+    library = _library("dp_accounting")
+    event = library.GaussianDpEvent(multiplier)
+    return library.PoissonSampledDpEvent(rate, event) if sampler is Sampler.POISSON else event
 
 
 def _check(multiplier: float, releases: int, delta: float) -> None:
@@ -103,11 +93,8 @@ def gaussian_epsilon_pld(
     _check_sampling(sampler, rate)
     library, pld = _library("dp_accounting"), _library("dp_accounting.pld")
     relation = library.NeighboringRelation[neighbours.name]
-    event = library.GaussianDpEvent(multiplier)  # replace-one: the accountant doubles the sensitivity itself
-    if sampler is Sampler.POISSON:
-        event = library.PoissonSampledDpEvent(rate, event)
-    accountant = pld.PLDAccountant(neighboring_relation=relation)
-    return float(accountant.compose(event, releases).get_epsilon(delta))
+    accountant = pld.PLDAccountant(neighboring_relation=relation)  # replace-one: it doubles the sensitivity itself
+    return float(accountant.compose(_gaussian(multiplier, sampler, rate), releases).get_epsilon(delta))
 
 
 def gaussian_epsilon_rdp(
@@ -119,7 +106,7 @@ def gaussian_epsilon_rdp(
     sampler: Sampler = Sampler.EVERYTHING,
     rate: float = 1.0,
 ) -> float:
-    """The same by Renyi DP; looser. Poisson batches under replace-one are refused: nobody proved them there."""
+    """Epsilon by Renyi DP, which is looser. Poisson batches under replace-one are refused: nobody proved them there."""
     _check(multiplier, releases, delta)
     _check_sampling(sampler, rate)
     if neighbours is Neighbours.REPLACE_ONE:
@@ -129,59 +116,5 @@ def gaussian_epsilon_rdp(
                 "for. Use gaussian_epsilon_pld."
             )
         multiplier = multiplier / 2.0  # the accountant takes sigma over the sensitivity, and that is twice the clip
-    library, rdp = _library("dp_accounting"), _library("dp_accounting.rdp")
-    event = library.GaussianDpEvent(multiplier)
-    if sampler is Sampler.POISSON:
-        event = library.PoissonSampledDpEvent(rate, event)
-    return float(rdp.RdpAccountant().compose(event, releases).get_epsilon(delta))
-
-
-def laplace_epsilon_pld(epsilon: float, *, releases: int, delta: float) -> float:
-    """epsilon at delta of this many Laplace releases, each of which is `epsilon`-DP (scale = sensitivity / epsilon)."""
-    _check(epsilon, releases, delta)
-    library, pld = _library("dp_accounting"), _library("dp_accounting.pld")
-    event = library.LaplaceDpEvent(1.0 / epsilon)
-    return float(pld.PLDAccountant().compose(event, releases).get_epsilon(delta))
-
-
-def laplace_epsilon_rdp(epsilon: float, *, releases: int, delta: float) -> float:
-    """The same by Renyi DP; looser."""
-    _check(epsilon, releases, delta)
-    library, rdp = _library("dp_accounting"), _library("dp_accounting.rdp")
-    event = library.LaplaceDpEvent(1.0 / epsilon)
-    return float(rdp.RdpAccountant().compose(event, releases).get_epsilon(delta))
-
-
-def pure_epsilon_pld(epsilon: float, *, releases: int, delta: float) -> float:
-    """epsilon at delta of this many releases of ANY `epsilon`-DP mechanisms, adaptive or not.
-
-    Randomised response with the same epsilon dominates each of them (Kairouz, Oh, Viswanath 2015).
-    """
-    _check(epsilon, releases, delta)
-    distributions = _library("dp_accounting.pld.privacy_loss_distribution")
-    common = _library("dp_accounting.pld.common")
-    one = distributions.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, 0.0))
-    return float(one.self_compose(releases).get_epsilon_for_delta(delta))
-
-
-def _hockey_stick(log_weight: Callable[[Any], Any], *, shift: int, epsilon: float, reach: int) -> float:
-    """sum over z of max(0, p(z) - e^epsilon p(z - shift)) for integer noise with p(z) ~ exp(log_weight(z)).
-
-    Integers beyond `reach` are left out; the caller takes it so far out that they weigh nothing in float64.
-    """
-    z = np.arange(-reach - abs(shift), reach + abs(shift) + 1, dtype=np.float64)
-    weight, moved = log_weight(z), log_weight(z - shift)
-    excess = -np.expm1(np.minimum(0.0, epsilon + moved - weight))
-    return math.fsum(np.exp(weight) * excess) / math.fsum(np.exp(weight))
-
-
-def discrete_laplace_delta(epsilon: float, *, scale: Fraction | float, shift: int) -> float:
-    """The exact delta, but for float64, of discrete Laplace noise on one integer that neighbours move by `shift`."""
-    b = float(scale)
-    return _hockey_stick(lambda z: -np.abs(z) / b, shift=shift, epsilon=epsilon, reach=math.ceil(80.0 * b) + 1)
-
-
-def discrete_gaussian_delta(epsilon: float, *, sigma: Fraction | float, shift: int) -> float:
-    """The exact delta, but for float64, of discrete Gaussian noise on one integer that neighbours move by `shift`."""
-    s = float(sigma)
-    return _hockey_stick(lambda z: -0.5 * (z / s) ** 2, shift=shift, epsilon=epsilon, reach=math.ceil(13.0 * s) + 1)
+    accountant = _library("dp_accounting.rdp").RdpAccountant()
+    return float(accountant.compose(_gaussian(multiplier, sampler, rate), releases).get_epsilon(delta))

@@ -15,19 +15,6 @@ from functools import lru_cache
 from crowdml.errors import GuaranteeError
 from crowdml.privacy.losses import ZCDP, Filter, Renyi, Total, _conversion, exact
 
-__all__ = [
-    "analytic_sigma",
-    "classical_sigma",
-    "gaussian_sigma",
-    "gdp_delta",
-    "gdp_epsilon",
-    "laplace_scale",
-    "rho_for",
-    "round_down",
-    "skellam_loss",
-    "skellam_variance",
-]
-
 BITS = 30  # of a rounded scale or rho: one part in a billion
 
 
@@ -90,7 +77,7 @@ def gaussian_sigma(sensitivity: Fraction, rho: Fraction) -> Fraction:
 
 _COARSE = (320, 384, 448, 512, 768, 1024, 2048, 4096)
 ORDERS = (*range(2, 33), *range(34, 65, 2), *range(68, 129, 4), *range(144, 257, 16), *_COARSE)
-"""Of the divergences that a Skellam release is charged with: any epsilon from 0.01 on finds one near its best."""
+"""Orders of the divergences that a Skellam release is charged with: any epsilon from 0.01 finds one near its best."""
 
 
 def _ceiling(value: Fraction, bits: int = BITS) -> Fraction:
@@ -106,19 +93,20 @@ def round_down(value: Fraction, bits: int = BITS) -> Fraction:
 
 
 @lru_cache(maxsize=1024)
-def skellam_loss(l2: Fraction, l1: Fraction, variance: Fraction) -> Renyi:
+def skellam_loss(l2: Fraction, l1: Fraction, variance: Fraction, least: Fraction | None = None) -> Renyi:
     """What Skellam noise of this variance proves for an integer query of these sensitivities (Agarwal, Kairouz, Liu
     2021): at integer orders a,
 
         a l2^2 / (2 v) + min(((2a - 1) l2^2 + 6 l1) / (4 v^2), 3 l1 / (2 v)),
 
     in any dimension; each value rounded up. The sum of independent shares is one Skellam variable of their variance.
+    `least`: the variance of the entries with least noise, where `l2` weighs each by its own: v beyond the first term.
     """
     _positive(l2=l2, l1=l1, variance=variance)
-    square, v = Fraction(l2) ** 2, Fraction(variance)
+    square, v, small = Fraction(l2) ** 2, Fraction(variance), Fraction(least or variance)
 
     def at(order: int) -> Fraction:
-        excess = min(((2 * order - 1) * square + 6 * l1) / (4 * v * v), 3 * l1 / (2 * v))
+        excess = min(((2 * order - 1) * square + 6 * l1) / (4 * small * small), 3 * l1 / (2 * small))
         return _ceiling(order * square / (2 * v) + excess)
 
     return Renyi(ORDERS, tuple(at(order) for order in ORDERS))

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+import numpy as np
+
 from crowdml.arrays import Integers
-from crowdml.errors import LeakError
-from crowdml.privacy.mechanisms import Mechanism, Scheduled, at
+from crowdml.errors import GuaranteeError, LeakError, ProtocolError
+from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Source
-from crowdml.privacy.private import Masked, Private, Release, Rows, Stamp
+from crowdml.privacy.private import Masked, Private, Release, Rows, Stamp, Unseen
 from crowdml.privacy.sensitivity import Observer
 from crowdml.records import record
 
@@ -28,7 +30,7 @@ class Passage:
     @property
     def priced(self) -> Mechanism:
         """The row as it was in this check-in."""
-        return at(self.mechanism, int(self.trip))
+        return self.mechanism.at(int(self.trip))
 
 
 @record(frozen=False)
@@ -91,16 +93,50 @@ class Door:
                 "Give the second one a row of its own in the table."
             )
         rows = tuple(getattr(private._value, "shape", ()))[:1]
-        wanted = 1 if getattr(mechanism, "whole", False) else private.part.size
+        wanted = 1 if mechanism.whole else private.part.size
         if rows != (wanted,):
             each = "one row for all" if wanted == 1 else "one row for each"
             raise LeakError(
                 f"Row {row!r} takes {each} of the {private.part.size} samples of its part, and the mechanism "
                 f"bounds each row; this value has {rows[0] if rows else 'no'} rows. Let `map` keep the samples apart."
             )
-        if isinstance(mechanism, Scheduled):
+        try:
             value = mechanism.draw_at(self.trip, private._value, self.noise)
-        else:
-            value = mechanism.draw(private._value, self.noise)
+        except GuaranteeError as error:
+            raise GuaranteeError(f"Row {row!r}: {error}") from error
         self.passages.append(Passage(row, mechanism, private.part, self.trip))
         return value
+
+
+def _as_journalled(steps: Integers) -> Integers:
+    """A copy with the bits that a replay reads from the journal, and which nobody changes."""
+    return np.frombuffer(np.asarray(steps, "<i8").tobytes(), "<i8").reshape(np.shape(steps))
+
+
+@record(frozen=False)
+class OwnDoor(Door):
+    """The server's door, for rows of its own. It keeps what it let out, for the journal: `drawn`, by row."""
+
+    drawn: dict[str, Integers] = field(default_factory=dict)
+
+    def release(self, row: str, private: Private[Any]) -> Release[Integers]:
+        here: Any = private._rows_here if isinstance(private, Unseen) else private
+        found = super().release(row, here)
+        self.drawn[row] = _as_journalled(found.value)
+        return Release(self.drawn[row], self.stamp)
+
+
+@record(frozen=False)
+class Recorded:
+    """The server's door in a replay: what was let out then is let out again, without rows and without noise."""
+
+    drawn: Mapping[str, Integers]
+    stamp: Stamp = field(default_factory=lambda: Stamp("a replay"))
+
+    def release(self, row: str, private: Private[Any]) -> Release[Integers]:
+        if row not in self.drawn:
+            raise ProtocolError(
+                f"a replay asks the server's door for row {row!r}, and its journal has {sorted(self.drawn) or 'none'} "
+                "here: the protocol is not the one that wrote the journal. Nothing was drawn."
+            )
+        return Release(_as_journalled(self.drawn[row]), self.stamp)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, namespace
+from crowdml.arrays import Array, Integers, Outer, compiled_for_cpu, computed_once, is_usable, namespace
 from crowdml.records import record
 
 Norm = Literal["l1", "l2"]
@@ -43,24 +44,45 @@ class Grid:
         rounding of the scaling factor) counts as zero, as does one with an entry that is not finite, or is far beyond
         any use. So the sum of a batch in which one sample is replaced moves by at most 2 * clip steps, exactly,
         whatever the rows were. Counts are integers already: none is scaled, and a row of them above `clip` is zero.
+        Rows may be given by their factors (`Outer`).
         """
         if isinstance(clip, int) and not 0 < clip <= LARGEST_CLIP:  # an array comes of clips that were asked about
             raise ValueError(f"A clip of {clip} grid steps is outside 1 to {LARGEST_CLIP}; choose another grid step.")
+        if isinstance(rows, Outer):
+            return self._sum_of_outer(rows, norm, clip)
         xp, shape = namespace(rows), rows.shape[1:]
-        rows = rows.reshape(len(rows), -1)  # flat, an accelerator does all that follows in one go
+        if len(rows) == 1 or not compiled_for_cpu(rows):  # with flat ones a CPU divides for the place of each number
+            rows = rows.reshape(len(rows), -1)  # flat, an accelerator does all that follows in one go
         if self.step == 1 and _are_counts(rows, norm, clip if isinstance(clip, int) else LARGEST_CLIP):
             steps, usable = xp.clip(rows, -clip - 1, clip + 1).astype(xp.int32), True  # so that no norm can wrap round
         else:
             rows = rows.astype(xp.result_type(rows.dtype, xp.float32))  # half a float would overflow below
             with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell, too
                 scaled = rows * (1 / float(self.step))
-                size = _norm(scaled, norm) if norm == "l1" else xp.sqrt(_norm(scaled, norm))
-                usable = size < TOO_LARGE  # false for NaN
+                size = _norm(scaled.reshape(len(rows), -1), norm).reshape(-1, *(1,) * (rows.ndim - 1))
+                size = size if norm == "l1" else xp.sqrt(size)
+                usable = is_usable(size, TOO_LARGE)
                 factor = xp.where(size > clip, clip / xp.maximum(size, clip), 1.0)
                 steps = (scaled * factor).astype(xp.int32)  # toward zero
         wide = steps if xp is not np else steps.astype(np.int64)  # on a small board too
         within = _norm(wide, norm) <= (clip if norm == "l1" else clip * clip)
         return xp.where(within & usable, steps, 0).sum(0, dtype=xp.int32).reshape(shape)
+
+    def _sum_of_outer(self, rows: Outer, norm: Norm, clip: int | Integers) -> Integers:
+        """`sum` of rows that are given by their factors: the length of a row is the product of two lengths.
+
+        The right factors are scaled, and those of a row that is too long as integers become zero. An entry is one
+        product of two numbers, the same ones where it is checked and where it is added: what is added was checked.
+        """
+        xp, unit = namespace(rows.left), 1 / float(self.step)
+        with np.errstate(over="ignore", invalid="ignore"):
+            reach = _length(rows.right, norm) * unit
+            size = _length(rows.left, norm) * reach
+            usable = (is_usable(size, TOO_LARGE) & is_usable(reach))[:, None]
+            scaled = rows.right * (clip / xp.maximum(size, clip) * unit)[:, None]
+        left, right = xp.where(usable, rows.left, 0), computed_once(xp.where(usable, scaled, 0))  # all finite
+        within = _norm(_truncated(left, right), norm)[:, 0] <= (clip if norm == "l1" else clip * clip)
+        return _truncated(left, computed_once(xp.where(within, right, 0))).sum(0, dtype=xp.int32)
 
     def decode(self, steps: Integers) -> Array:
         """Integers on the grid as numbers: float32, which is public post-processing."""
@@ -73,8 +95,21 @@ class Grid:
 
 
 def _norm(rows: Array, norm: Norm) -> Array:
-    """[b, n] -> [b, 1]: the l1 norm, or the square of the l2 norm."""
-    return (abs(rows) if norm == "l1" else rows * rows).sum(-1, keepdims=True)
+    """[b, ...] -> [b, 1, ...]: the l1 norm, or the square of the l2 norm."""
+    return (abs(rows) if norm == "l1" else rows * rows).sum(tuple(range(1, rows.ndim)), keepdims=True)
+
+
+def _length(factors: Array, norm: Norm) -> Array:
+    """[b, n] -> [b]: the norm of each, and never less than it, for squares that vanish must not hide a length."""
+    if norm == "l1":
+        return abs(factors).sum(1)
+    squares = (factors * factors).sum(1) + factors.shape[1] * np.finfo(factors.dtype).tiny
+    return namespace(factors).sqrt(squares)
+
+
+def _truncated(left: Array, right: Array) -> Integers:
+    """[b, n] and [b, m] -> [b, n, m]: their outer products, toward zero."""
+    return (left[:, :, None] * right[:, None, :]).astype(namespace(left).int32)
 
 
 def _are_counts(rows: Array, norm: Norm, clip: int) -> bool:
@@ -84,7 +119,7 @@ def _are_counts(rows: Array, norm: Norm, clip: int) -> bool:
     """
     if namespace(rows) is np:
         return rows.dtype.kind in "iu"
-    return rows.dtype == np.int32 and rows.shape[-1] * (clip + 1) ** (1 if norm == "l1" else 2) < 2**31
+    return rows.dtype == np.int32 and math.prod(rows.shape[1:]) * (clip + 1) ** (1 if norm == "l1" else 2) < 2**31
 
 
 COUNTS = Grid(Fraction(1))

@@ -22,8 +22,6 @@ import numpy.typing as npt
 from crowdml.errors import TaskError
 from crowdml.records import record
 
-__all__ = ["DiscreteGaussian", "DiscreteLaplace", "Geometric", "Law", "Skellam", "Thresholds"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.integer]
 
@@ -82,8 +80,8 @@ class DiscreteLaplace:
 
     @property
     def variance(self) -> float:
-        half = float(1 / (2 * self.scale))
-        return 0.5 / math.sinh(half) ** 2 if half < 350 else 0.0
+        alpha = float(np.exp(-1 / float(self.scale)))  # P(z) ~ alpha^|z|
+        return 2 * alpha / (1 - alpha) ** 2
 
     def pmf(self, k: Ints) -> Floats:
         rate = float(1 / self.scale)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
@@ -25,20 +26,6 @@ from numbers import Rational
 from crowdml.errors import GuaranteeError
 from crowdml.exact import LARGEST, read_exact
 from crowdml.records import record
-
-__all__ = [
-    "ZCDP",
-    "Filter",
-    "Loss",
-    "Pure",
-    "Renyi",
-    "Total",
-    "Unbounded",
-    "allows",
-    "exact",
-    "group",
-    "parse_loss",
-]
 
 ZERO = Fraction(0)
 SAFETY = 1e-12  # relative to the terms of a float formula of a few operations, whose own error is below 1e-14
@@ -321,6 +308,7 @@ class Total:
         return [whole, (math.nextafter(_up(self.pure) + rest, math.inf) if self.pure else rest, order)]
 
 
+@lru_cache(maxsize=256)  # a plan is asked for its epsilon and, for a filter, for its order
 def _convert(rho: Fraction, orders: tuple[int, ...], values: tuple[Fraction, ...], delta: float) -> tuple[float, float]:
     """The least epsilon of rho-zCDP and Renyi losses together, rounded up, and its order.
 
@@ -335,16 +323,22 @@ def _convert(rho: Fraction, orders: tuple[int, ...], values: tuple[Fraction, ...
         value, error = _conversion(order, delta)
         return max(0.0, _up(Fraction(order) * rho + renyi) * (1.0 + SAFETY) + value + error)
 
-    slope = _up(rho)
-    own = _least(lambda order: order * slope + _conversion(order, delta)[0])
+    own = _own_order(_up(rho), delta)
     return min((at(order), order) for order in (*(float(order) for order in orders), own))
+
+
+@lru_cache(maxsize=256)
+def _own_order(slope: float, delta: float) -> float:
+    """The order at which a divergence that grows by `slope` with its order is converted best."""
+    return _least(lambda order: order * slope + _conversion(order, delta)[0])
 
 
 def _at(orders: tuple[int, ...], values: tuple[Fraction, ...], order: Fraction | int) -> Fraction | None:
     """The value at the next listed order, which bounds the one asked for; zero without orders; None above the last."""
     if not orders:
         return ZERO
-    return next((value for listed, value in zip(orders, values, strict=True) if listed >= order), None)
+    place = bisect_left(orders, order)
+    return values[place] if place < len(orders) else None
 
 
 def _add_renyi(one: Total, other: Total) -> tuple[tuple[int, ...], tuple[Fraction, ...]]:
@@ -427,8 +421,3 @@ class Filter:
             return False
         spent = after.divergence(self.order)
         return spent is not None and spent <= limit
-
-
-def allows(total: Total, cost: Loss | Total, epsilon: Fraction | float, delta: float) -> bool:
-    """`Filter.of(epsilon, delta).allows(total, cost)`: a filter that the budget alone fixes."""
-    return Filter.of(epsilon, delta).allows(total, cost)

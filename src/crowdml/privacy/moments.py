@@ -5,6 +5,9 @@ product of two short integer vectors and the sensitivity of the sum is a theorem
 to pay. Proof: docs/proofs/moments.md.
 """
 
+# pyright: reportIncompatibleVariableOverride=false
+# A field of one row is computed in another.
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -12,18 +15,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers
+from crowdml.arrays import Array, Integers, finite_or_zero
 from crowdml.errors import GuaranteeError
-from crowdml.privacy.calibration import ORDERS, skellam_variance
+from crowdml.privacy.calibration import skellam_loss, skellam_variance
 from crowdml.privacy.grid import TOO_LARGE, Grid
+from crowdml.privacy.laws import Skellam
 from crowdml.privacy.losses import Filter, Loss, Renyi, Total, exact
-from crowdml.privacy.mechanisms import NoiseLaw, l1_of, root_up
+from crowdml.privacy.mechanisms import NoiseLaw, Share, l1_of, root_up
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L2, Adjacency, Observer
 from crowdml.records import record
-
-__all__ = ["KINDS", "SkellamGram", "join", "moments_loss", "moments_variance", "reach", "split"]
 
 LARGEST_PART = 2**17
 """In grid steps: noise of a larger standard deviation is drawn as a sum, so that no table of its law grows large."""
@@ -31,7 +33,7 @@ EXACT = 2**53
 """Sums of integers below it are exact in float64, in whatever order a machine adds them."""
 
 
-def reach(clip: int, positive: bool) -> Fraction:
+def moments_move(clip: int, positive: bool) -> Fraction:
     """How far replacing one sample moves (h h^T, h y^T) in the Frobenius norm for |h|, |y| <= clip, rounded up.
 
     sqrt(9/2) clip^2, at h.h' = -clip^2 / 2 with one label; 2 clip^2 where no entry is below zero.
@@ -39,26 +41,11 @@ def reach(clip: int, positive: bool) -> Fraction:
     return Fraction(2 * clip**2) if positive else root_up(Fraction(9, 2) * clip**4)
 
 
-@lru_cache(maxsize=1024)
 def moments_loss(l2: Fraction, l1: Fraction, variance: Fraction) -> Renyi:
     """As `calibration.skellam_loss`, where entries off the diagonal have half the variance, as if sqrt(2) times them
     had been sent: `l2` is in that norm, and the terms beyond the Gaussian's take the smaller variance for all entries.
     """
-    if min(l2, l1, variance) <= 0:
-        raise GuaranteeError(f"sensitivities {l2}, {l1} and a variance of {variance} prove nothing; all are above 0.")
-    square, small = Fraction(l2) ** 2, Fraction(variance) / 2
-
-    def at(order: int) -> Fraction:
-        excess = min(((2 * order - 1) * square + 6 * l1) / (4 * small * small), 3 * l1 / (2 * small))
-        return _up(order * square / (2 * variance) + excess)
-
-    return Renyi(ORDERS, tuple(at(order) for order in ORDERS))
-
-
-def _up(value: Fraction, bits: int = 30) -> Fraction:
-    """Rounded up by at most one part in 2^(bits - 1)."""
-    unit = Fraction(2) ** (value.numerator.bit_length() - value.denominator.bit_length() - 1 - bits)
-    return -(-value // unit) * unit
+    return skellam_loss(l2, l1, variance, Fraction(variance) / 2)
 
 
 @lru_cache(maxsize=256)
@@ -81,7 +68,7 @@ def moments_variance(l2: Fraction, l1: Fraction, epsilon: Fraction, delta: float
 
 
 @record
-class SkellamGram:
+class SkellamGram(Share):
     """Adds this device's share of Skellam noise to sums of h h^T and h y^T over its samples.
 
     Guarantee: Renyi DP at integer orders (Agarwal, Kairouz, Liu 2021) against who sees the cohort's sum, for replacing
@@ -95,7 +82,7 @@ class SkellamGram:
     features: int
     labels: int
     variance: Fraction
-    """Of one device's share: on the diagonal and on features times labels. Half of it off the diagonal."""
+    """Variance of one device's share: on the diagonal and on features times labels. Half of it off the diagonal."""
     honest: int
     grid: Grid
     covers: Rows
@@ -123,10 +110,14 @@ class SkellamGram:
         return self.features * (self.features + 1) // 2 + self.features * self.labels
 
     @property
+    def clipped(self) -> int:
+        return self.clip
+
+    @property
     def law(self) -> NoiseLaw:
         """On the diagonal and on features times labels. Values are products of two numbers on the grid, so that one
         step of them is the square of the grid's."""
-        return NoiseLaw("share", self.variance, self.grid.step**2, None, self.honest)
+        return NoiseLaw("share", self.variance, self.grid.step**2, None, Skellam(self.variance), self.honest)
 
     @property
     def bound(self) -> int:
@@ -134,32 +125,16 @@ class SkellamGram:
 
     @property
     def sensitivity(self) -> L2:
-        return L2(self._unit * reach(self.clip, self.positive), self.adjacency)
+        return L2(self._unit * moments_move(self.clip, self.positive), self.adjacency)
 
-    def _loss(self, samples: int, shares: int) -> Loss:
-        l2 = samples * reach(self.clip, self.positive)
+    def _loss(self, everything: bool, shares: int) -> Loss:
+        l2 = (self.covers.size if everything else self._unit) * moments_move(self.clip, self.positive)
         return moments_loss(l2, l1_of(l2, self.length), shares * self.variance)
 
     @property
     def _unit(self) -> int:
         """Samples that are replaced at once: one, or all that a device gives."""
         return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
-
-    @property
-    def loss(self) -> Loss:
-        return self._loss(self._unit, self.honest)
-
-    @property
-    def device_loss(self) -> Loss:
-        return self._loss(self.covers.size, self.honest)
-
-    @property
-    def alone(self) -> Loss:
-        return self._loss(self._unit, 1)
-
-    @property
-    def device_alone(self) -> Loss:
-        return self._loss(self.covers.size, 1)
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         """Contributions [b, features + labels]: a sample's features, then its labels -> int64 [length]."""
@@ -179,11 +154,10 @@ class SkellamGram:
     def steps(self, rows: Array) -> Integers:
         """Rows [b, n] -> int64 [b, n], each of integer norm at most `clip`: clip, truncate toward zero, check.
 
-        What is not finite counts as zero, and so does a row that a rounding of the scaling left too long.
+        A row with a number that is not finite counts as zero, and so does one that a rounding left too long.
         """
         wide = np.asarray(rows, np.float64)
-        usable = np.abs(wide) < TOO_LARGE * float(self.grid.step)  # false for NaN
-        scaled = np.where(usable, wide, 0.0) / float(self.grid.step)
+        scaled = finite_or_zero(wide, most=TOO_LARGE * float(self.grid.step), rows=True) / float(self.grid.step)
         size = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))
         whole = np.trunc(scaled * (self.clip / np.maximum(size, self.clip))).astype(np.int64)
         if self.positive:

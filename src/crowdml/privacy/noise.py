@@ -27,8 +27,6 @@ from crowdml.errors import CrowdmlError, TaskError
 from crowdml.privacy.laws import DiscreteGaussian, Geometric, Skellam, Thresholds
 from crowdml.records import record
 
-__all__ = ["LARGEST", "Silence", "Source", "SystemSource"]
-
 LARGEST = 2**15
 """Grid steps: the largest scale or sigma that a device draws; a larger Skellam share is the sum of several draws."""
 
@@ -138,7 +136,7 @@ class SystemSource:
         return found, coin
 
     def _find(self, law: _Tabled, words: Words) -> list[int]:
-        """The same, one by one: for a few draws arrays cost more than they save."""
+        """Finds values one by one: for a few draws arrays cost more than they save."""
         table, found = law.list, list[int]()
         for word in words.tolist():
             prefix = word >> 1
@@ -149,7 +147,7 @@ class SystemSource:
         return found
 
     def _decide(self, law: Thresholds, prefix: int) -> int:
-        """The same rule with 64 more bits, and more again, until it decides; with probability one it does."""
+        """Decides with 64 more bits, and more again, until it decides; with probability one it does."""
         bits = WORD
         while True:
             bits += 64
@@ -196,7 +194,7 @@ class _Tabled:
     law: Thresholds
     array: Words
     list: list[int]
-    """The same, where it is short."""
+    """The table as a list, where it is short."""
 
 
 @lru_cache(maxsize=64)

@@ -12,8 +12,6 @@ import math
 
 from crowdml.records import record
 
-__all__ = ["Odds", "certainty", "odds"]
-
 STRONG, FAIR, WEAK = 0.75, 0.90, 0.999
 """A promise up to these odds is called so: epsilon 1.1, 2.2 and 6.9 at a small delta. Beyond, it says nothing."""
 

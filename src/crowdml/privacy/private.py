@@ -57,6 +57,10 @@ class Private(Generic[T]):
         """Compute on the value. Row i of what `f` returns must depend on row i of the batch alone."""
         return Private(f(self._value), self.part, _rows=False)
 
+    def map_rows(self, f: Callable[[T], T]) -> Private[T]:
+        """The batch with its samples changed one by one: row i of what `f` returns is still sample i."""
+        return Private(f(self._value), self.part, _rows=self._rows)
+
     def split(self, first: int) -> tuple[Private[T], Private[T]]:
         """The first rows and the rest, as two disjoint parts: what each of them loses does not add."""
         if not self._rows:
@@ -84,6 +88,27 @@ class Private(Generic[T]):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise LeakError("A Private value is not an array. Compute on it with `map`, let it out with `ctx.release`.")
+
+
+class Unseen(Private[Any]):
+    """Rows at the server's own door; in a replay none. A handler cannot tell which, nor how many there are."""
+
+    def __init__(self, rows: Private[Any] | None = None) -> None:
+        self._rows_here = rows
+
+    @property
+    def part(self) -> Rows:  # pyright: ignore[reportIncompatibleVariableOverride]  it has none
+        raise LeakError("A server's handler is not told which rows it has, since a replay has none: the task says so.")
+
+    def map(self, f: Callable[[Any], Any]) -> Private[Any]:
+        return self if self._rows_here is None else Unseen(self._rows_here.map(f))
+
+    def map_rows(self, f: Callable[[Any], Any]) -> Private[Any]:
+        return self if self._rows_here is None else Unseen(self._rows_here.map_rows(f))
+
+    def split(self, first: int) -> tuple[Private[Any], Private[Any]]:
+        one, other = (None, None) if self._rows_here is None else self._rows_here.split(first)
+        return Unseen(one), Unseen(other)
 
 
 class Stamp:
@@ -143,6 +168,10 @@ class Masked(Generic[T]):
             )
         self._summand = steps
         self._stamp = stamp
+
+    def map(self, f: Callable[[T], U]) -> Masked[U]:
+        """A contribution changed under its mask, as a device that lies changes it."""
+        return Masked(f(self._summand), self._stamp)
 
     def __repr__(self) -> str:
         return "Masked(hidden)"

@@ -16,7 +16,7 @@ class Adjacency(Enum):
 
 
 class Observer(Enum):
-    """Who may look for the guarantee to hold."""
+    """Against whom a guarantee holds."""
 
     ANYONE = "anyone"
     AGGREGATE = "aggregate"

@@ -2,58 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
 from functools import lru_cache
-from importlib import import_module
 
-from crowdml.errors import TaskError
+from crowdml.channels import Channel, Gathering, combining
+from crowdml.errors import ProtocolError, TaskError
+from crowdml.plugins import blaming
+from crowdml.price import check_budget
 from crowdml.privacy.losses import Pure, Unbounded
-from crowdml.protocol import Protocol, check_budget
+from crowdml.privacy.rows import check_table
+from crowdml.protocol import Gathered, Protocol
+from crowdml.protocols.registry import PROTOCOLS as PROTOCOLS
+from crowdml.protocols.registry import check_plugins as check_plugins
+from crowdml.protocols.registry import plugins_of, with_plugins
 from crowdml.records import record
+from crowdml.robust import remarks as remarks_on_rule
 from crowdml.task import LARGEST_DELTA, Task
-from crowdml.texts import did_you_mean, digits_below
-
-
-class _Protocols(Mapping[str, Protocol]):
-    """Each is imported when it is asked for: a device needs one of them, and starts faster without the others."""
-
-    names = ("admm", "gram", "local_updates", "proportions", "sgd")
-
-    def __getitem__(self, name: str) -> Protocol:
-        if name not in self.names:
-            raise KeyError(name)
-        return import_module(f"crowdml.protocols.{name}").protocol
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-
-PROTOCOLS = _Protocols()
-"""Every protocol by its name in task files."""
+from crowdml.texts import count_text, did_you_mean, digits_below, size_text
 
 
 @lru_cache(maxsize=256)
 def find(task: Task) -> Protocol:
     """The protocol that this task asks for, after it has checked the task: once, for that takes milliseconds."""
     kind = task.protocol["kind"]
-    if kind not in PROTOCOLS:
+    protocol = PROTOCOLS.pinned(task.protocol, "protocol")
+    if protocol is None:
         near = did_you_mean(kind, PROTOCOLS)
-        raise TaskError(f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}.{near}")
-    protocol = PROTOCOLS[kind]
+        raise TaskError(
+            f"protocol.kind = {kind!r}: choose one of {', '.join(PROTOCOLS)}, or install the plug-in that has it.{near}"
+        )
     if task.masking is not None and protocol.masked is None:
         raise TaskError(
             f"[masking] with protocol.kind = {kind!r}: its server needs single check-ins, and under masks it would "
             "hear sums alone. Leave [masking] out, or choose another protocol."
         )
-    protocol.check(task)
-    check_budget(protocol, task)
+    ours = kind in PROTOCOLS.ours
+    with blaming(f"protocol.kind = {kind!r} failed", "Mend the plug-in.", alone=ours, kept=TaskError):
+        if not ours:
+            _check_rows(protocol, task)
+        protocol.check(task)
+        if not ours:
+            _check_answers(protocol, task)
+        check_budget(protocol, task)
     return protocol
+
+
+def _check_rows(protocol: Protocol, task: Task) -> None:
+    """Refuse prices that do not belong to the rows of a plug-in's contribution; ours have sentences of their own."""
+    rows, priced = {name: optional for name, _, optional in protocol.rows()}, task.privacy.epsilon
+    if not rows or task.privacy.mechanism == "none":
+        return
+    for name in sorted(set(priced) - set(rows)):
+        raise TaskError(
+            f"privacy.epsilon.{name}: {protocol.name} lets out {', '.join(rows)}, and nothing else."
+            f"{did_you_mean(name, rows)}"
+        )
+    for name in [name for name, optional in rows.items() if not optional and name not in priced]:
+        raise TaskError(f"privacy.epsilon.{name} is missing: what a sample pays for it, such as {{ {name} = 1.0 }}.")
+
+
+def _check_answers(protocol: Protocol, task: Task) -> None:
+    """Refuse what a plug-in answers of a task, where nobody could use it."""
+    table, rows = protocol.mechanisms(task), {name: optional for name, _, optional in protocol.rows()}
+    check_table(table)
+    for name in [name for name in table if rows and name not in rows]:
+        raise ProtocolError(
+            f"`mechanisms` has a row {name!r}, and its contribution has the fields {', '.join(rows)}. Declare "
+            f"{name!r} there as Release[...], or take the row out"
+        )
+    for name in [name for name, optional in rows.items() if not optional and name not in table]:
+        raise ProtocolError(
+            f"its contribution has the field {name!r}, and `mechanisms` the rows {', '.join(table)}. Add a row "
+            f"{name!r}, or declare the field Release[...] | None"
+        )
+    batch, capacity, channel = protocol.batch(task), protocol.capacity(task), protocol.channel(task)
+    if type(channel) is not Channel:
+        raise ProtocolError(f"`channel` gives {channel!r}, and has to give a Channel")
+    if not 1 <= batch <= capacity:
+        raise ProtocolError(f"a batch has {batch} samples and a buffer holds {capacity}: at least 1, in this order")
+    protocol.gathers(task)
+    if task.privacy.mechanism != "none":
+        protocol.expected(task)
+
+
+def gathering_of(task: Task) -> Gathering | None:
+    """When the rounds of a gathered task close; None of any other task."""
+    protocol = find(task)
+    found = protocol.gathers(task)
+    if found is not None and (
+        Gathered not in protocol.server.on or any("version" not in each for each in protocol.expected(task).values())
+    ):
+        raise ProtocolError(
+            f"protocol {protocol.name!r} gathers uploads: its server needs a handler of Gathered, and each of its "
+            "messages a field `version`, the publication that it answers."
+        )
+    return found
+
+
+def remarks_on(task: Task) -> tuple[str, ...]:
+    """Sentences for whoever is about to start a task: its protocol's own, and what a round of uploads takes."""
+    protocol, found = find(task), gathering_of(task)
+    if found is None or task.privacy.mechanism == "none":
+        return protocol.remarks(task)
+    fields = [field for kind in protocol.expected(task).values() for field in kind.values()]
+    each = sum(int(field.dtype[2:]) * math.prod(field.shape) for field in fields if field.shape)
+    size = count_text(found.size, "upload" if task.masking is None else "cohort")
+    late = "" if found.seconds is None else f", or after {found.seconds:g} s with at least {found.minimum:,}"
+    needs = found.minimum if found.seconds is not None else found.size
+    needs *= 1 if task.masking is None else task.masking.minimum
+    by = combining(task)
+    rule = () if by is None else remarks_on_rule(by, None if task.masking is None else task.masking.cohort)
+    blocks = f", one that reads blocks of 256 {size_text(256 * each)}" if found.size > 256 else ""
+    return (
+        *protocol.remarks(task),
+        *rule,
+        f"A round closes when {size} are in{late}. A device gives once a round, so with fewer than "
+        f"{count_text(needs, 'device')} no round ever closes. A rule that reads all uploads at once needs "
+        f"{size_text(found.size * each)} of memory{blocks}.",
+    )
 
 
 @record
@@ -61,7 +127,7 @@ class Refusal:
     """Why devices may not take part in a task that the simulator runs."""
 
     kind: str
-    """For programs: "delta", "windows" or "noise"."""
+    """For programs: "plugin", "delta", "windows" or "noise"."""
     sentence: str
     """For people: what is wrong, with its key and numbers, and what to do."""
 
@@ -77,7 +143,7 @@ def refusal(task: Task) -> Refusal | None:
 
     `find` serves the simulator, exports, replays and ledgers as well: they read what earlier versions accepted.
     """
-    return _overlapping(task) or _uncertain(task) or _undrawable(task)
+    return _unpinned(task) or _overlapping(task) or _uncertain(task) or _undrawable(task)
 
 
 def check_for_devices(task: Task) -> Protocol:
@@ -85,7 +151,29 @@ def check_for_devices(task: Task) -> Protocol:
     protocol, refused = find(task), refusal(task)
     if refused is not None:
         raise TaskError(f"task {task.name!r}: {refused.sentence}")
+    rehearse(task)
     return protocol
+
+
+def rehearse(task: Task) -> None:
+    """Refuse a task whose plug-ins would fail in its first check-ins; ours need no rehearsal."""
+    if plugins_of(with_plugins(task)):
+        from crowdml.protocols import rehearsal  # turns, for plug-ins alone
+
+        rehearsal.rehearse(find(task), task)
+
+
+def _unpinned(task: Task) -> Refusal | None:
+    """Server and devices could run unlike code under one name."""
+    pinned = with_plugins(task)
+    if pinned is task:
+        return None
+    where = "protocol" if pinned.protocol != task.protocol else "model"
+    return Refusal(
+        "plugin",
+        f"the task uses a plug-in and does not say which: {where}.plugin is missing. Start it with `crowdml "
+        "task start` or in the portal: they write it.",
+    )
 
 
 def _overlapping(task: Task) -> Refusal | None:
@@ -155,5 +243,6 @@ def _undrawable(task: Task) -> Refusal | None:
 
 
 def settled(task: Task) -> Task:
-    """The task as it is published and pinned: checked, and with what its protocol chose (the grid) written in."""
-    return find(task).settle(task)
+    """The task as it is published and pinned: checked, and with what its protocol chose (the grid) written in, and the
+    plug-ins that it uses."""
+    return with_plugins(find(task).settle(task))

@@ -26,41 +26,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, namespace, struct
+from crowdml.arrays import LARGEST_NUMBER, Array, Integers, Samples, finite_or_zero, namespace, struct
+from crowdml.channels import contribution
 from crowdml.errors import TaskError
-from crowdml.messages import SERVER, Public, message
+from crowdml.features.norms import shorten
+from crowdml.messages import Public, message
 from crowdml.models import Model, read_model
 from crowdml.privacy.grid import COUNTS, Grid
-from crowdml.privacy.laws import DiscreteGaussian
-from crowdml.privacy.mechanisms import (
-    Exposed,
-    GaussianStable,
-    Mechanism,
-    SkellamStable,
-)
-from crowdml.privacy.private import Masked, Private, Release, Rows
-from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import (
-    Context,
-    Field,
-    Protocol,
-    Publish,
-    Role,
-    Send,
-    Sensed,
-    Step,
-    Stop,
-    Tally,
-    check_out,
-    total_fields,
-    wait,
-)
-from crowdml.protocols.parts import into_ball, pin_grid, so_many, stable_row
-from crowdml.task import Task, between, positive, read_section, show
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.rows import stable_row
+from crowdml.protocol import Context, Protocol, Publish, Role, Step, Tally, device_role, stop_after
+from crowdml.settings import Between, Positive, between, read_kind, show
+from crowdml.shape import Shape, deviation_of_mean, short
+from crowdml.task import Task
 
 MISUSED = {
     "svm": "the plain hinge is not smooth: one replaced sample moved the answer 17.6 times as far as claimed (G5). "
@@ -76,37 +59,21 @@ MISUSED = {
 class Settings:
     """The `[protocol]` table of a task."""
 
-    batch: int
-    rho: Fraction
-    local_steps: int = 10
-    local_rate: Fraction | None = None
-    relaxation: Fraction = Fraction(1)
-    momentum: Fraction = Fraction(0)
-    barrier: int = 1
-    delay: int | None = None
-    radius: Fraction = Fraction(1000)
+    batch: Annotated[int, Between(1, 100_000)]
+    rho: Annotated[Fraction, Positive()]
+    local_steps: Annotated[int, Between(1, 1000)] = 10
+    local_rate: Annotated[Fraction, Positive()] | None = None
+    relaxation: Annotated[Fraction, Positive()] = Fraction(1)
+    momentum: Annotated[Fraction, Between(0, 0.99)] = Fraction(0)
+    barrier: Annotated[int, Between(1, 1_000_000)] = 1
+    delay: Annotated[int, Between(0, 2**31 - 1)] | None = None
+    radius: Annotated[Fraction, Between(1e-6, 1e6)] = Fraction(1000)
     buffer: int = 0
     kind: str = "admm"
 
     def __post_init__(self) -> None:
-        between("protocol.batch", self.batch, 1, 100_000)
-        positive("protocol.rho", self.rho)
-        between("protocol.local_steps", self.local_steps, 1, 1000)
-        if self.local_rate is not None:
-            positive("protocol.local_rate", self.local_rate)
-        positive("protocol.relaxation", self.relaxation)
-        between("protocol.momentum", self.momentum, 0, 0.99)
-        between("protocol.barrier", self.barrier, 1, 1_000_000)
-        if self.delay is not None:
-            between("protocol.delay", self.delay, 0, 2**31 - 1)
-        between("protocol.radius", self.radius, 1e-6, 1e6)
         if self.buffer:
             between("protocol.buffer", self.buffer, self.batch, 10_000_000)
-
-    @property
-    def capacity(self) -> int:
-        """Samples that wait on a device: a round uses them all, and another one uses the same again."""
-        return self.buffer or self.batch
 
 
 @dataclass(frozen=True)
@@ -119,7 +86,6 @@ class Plan:
     grid: Grid
     l1: float
     l2: float
-    masked: bool
     rate: float
     """eta of the local steps, at most 1 / (L + rho)."""
     stability: float
@@ -160,7 +126,7 @@ def stability_of(gradient_bound: float, rho: float, rate: float, steps: int) -> 
 @lru_cache(maxsize=256)
 def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
-    settings = read_section(Settings, task.protocol, "protocol")
+    settings = read_kind(Settings, task.protocol, "protocol")
     if task.privacy.unit != "sample":
         raise TaskError(
             f'privacy.unit = "{task.privacy.unit}": admm protects a "sample". '
@@ -213,23 +179,12 @@ def _plan(task: Task, settings: Settings, model: Model, *, l1: float, l2: float)
         )
     gradient_bound = model.gradient_bound("l2", bound)
     stability = stability_of(gradient_bound, rho, rate, settings.local_steps)
-    masked = task.masking is not None
-    if task.privacy.mechanism == "none":
-        covers = Rows(0, settings.batch)
-        plain = "where the model would go from here, as it is: anyone can work back to samples"
-        table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain)}
-        return Plan(settings, model, table, COUNTS, l1, l2, False, rate, stability, bound)
     row = stable_row(
-        task, "update", Rows(0, settings.batch), math.prod(model.shape), stability=stability,
-        device_stability=settings.batch * stability, float_error=_float_error(settings, model, bound, rate),
-        releases=task.privacy.uses, promise=_promise,
+        task, "update", stability=stability, device_stability=settings.batch * stability,
+        float_error=_float_error(settings, model, bound, rate), shape=model.shape, covers=Rows(0, settings.batch),
+        promise="where the model would go from here",
     )  # fmt: skip
-    return Plan(settings, model, {"update": row}, row.grid, l1, l2, masked, rate, stability, bound)
-
-
-def _promise(masked: bool) -> str:
-    whole = "as part of a cohort's sum that is " if masked else ""
-    return f"where the model would go from here, {whole}blurred with noise"
+    return Plan(settings, model, {"update": row}, row.grid, l1, l2, rate, stability, bound)
 
 
 def _float_error(settings: Settings, model: Model, bound: float, rate: float) -> Fraction:
@@ -261,25 +216,9 @@ class Centre:
     version: Public[Integers]
 
 
-@message("admm/masked/1")
-class MaskedUpdate:
-    """What a device says of a round, under masks: how far it would go from the centre."""
-
-    update: Masked[Integers]
-
-
-@message("admm/total/1")
-class UpdateTotal:
-    """What the server hears of a cohort."""
-
-    update: Release[Integers]
-    devices: Public[Integers]
-    version: Public[Integers]
-
-
-@message("admm/update/1")
+@contribution("admm/update/1", masked="admm/masked/1", total="admm/total/1")
 class Update:
-    """The same of one device, with all its noise: the local variant."""
+    """What a device says of a round: how far it would go from the centre."""
 
     update: Release[Integers]
     version: Public[Integers]
@@ -288,23 +227,10 @@ class Update:
 # --- the device: Algorithm 2 ---
 
 
-def contribute(task: Task, waiting: Private[Samples] | None, centre: Centre, ctx: Context) -> Step[Any]:
-    """Answer a publication with one update; nothing of it is kept for the next round (review, R1)."""
-    if waiting is None:  # a late or repeated answer
-        return Step(None)
+def contribute(task: Task, batch: Private[Samples], centre: Centre) -> Mapping[str, Private[Any]]:
+    """One update, before its noise; nothing of it is kept for the next round (review, R1)."""
     fixed = plan(task)
-    moved = waiting.map(lambda batch: local_update(fixed, centre.weights, batch)[None])
-    if fixed.masked:
-        return Step(None, (Send(SERVER, MaskedUpdate(ctx.masked("update", moved))),))
-    if "none" in {row.kind for row in fixed.table.values()}:  # contributions of an exposed row are its samples'
-        moved = waiting.map(lambda batch: _spread(local_update(fixed, centre.weights, batch), len(batch)))
-    return Step(None, (Send(SERVER, Update(ctx.release("update", moved), centre.version)),))
-
-
-def _spread(update: Array, count: int) -> Array:
-    """One row a sample that adds up to the update."""
-    xp = namespace(update)
-    return xp.concatenate([update[None], xp.zeros((count - 1, *update.shape), update.dtype)])
+    return {"update": batch.map(lambda samples: local_update(fixed, centre.weights, samples)[None])}
 
 
 def local_update(fixed: Plan, weights: Array, batch: Samples) -> Array:
@@ -316,8 +242,9 @@ def local_update(fixed: Plan, weights: Array, batch: Samples) -> Array:
     """
     xp = namespace(weights, batch.x)
     wide = np.float64 if xp is np else xp.float32
-    centre = bring(xp, weights.astype(wide), float(fixed.settings.radius))
-    held = Samples(into_ball(batch.x.astype(wide), fixed.bound), batch.y)
+    centre = bring(weights.astype(wide), float(fixed.settings.radius))
+    x = finite_or_zero(batch.x.astype(wide), most=LARGEST_NUMBER, rows=True)
+    held = Samples(shorten(x, fixed.bound, axis=-1), batch.y)
     moved = xp.zeros_like(centre)
     for _ in range(fixed.settings.local_steps):
         slope = fixed.model.gradient_sum(centre + moved, held) + fixed.rho * moved
@@ -325,11 +252,9 @@ def local_update(fixed: Plan, weights: Array, batch: Samples) -> Array:
     return moved.reshape(-1)
 
 
-def bring(xp: Any, weights: Array, radius: float) -> Array:
+def bring(weights: Array, radius: float) -> Array:
     """Finite, and within the ball of this radius: whatever the server published, and on the server itself."""
-    whole = xp.where(abs(weights) <= 1e9, weights, 0)  # false for NaN
-    size = xp.sqrt((whole * whole).sum())
-    return whole * (radius / xp.maximum(size, radius))
+    return shorten(finite_or_zero(weights, most=LARGEST_NUMBER), radius)
 
 
 # --- the server: Algorithm 1 ---
@@ -345,7 +270,7 @@ class Consensus:
     devices: Integers
     """Updates behind all rounds."""
     waiting: Array
-    """Of the local variant: the updates that wait for the barrier, added up."""
+    """The sum of the updates that wait for the barrier (local variant only)."""
     heard: Integers
 
 
@@ -354,7 +279,7 @@ def publish_initial(task: Task, ctx: Context) -> Step[Consensus]:
     return Step(Consensus(zeros, zeros, none, none, zeros, none), (Publish(Centre(zeros, none)),))
 
 
-def apply_total(task: Task, state: Consensus, total: UpdateTotal, ctx: Context) -> Step[Consensus]:
+def apply_total(task: Task, state: Consensus, total: Any, ctx: Context) -> Step[Consensus]:
     """A cohort's sum closes a round."""
     fixed = plan(task)
     xp = namespace(total.update.value, state.weights)
@@ -391,7 +316,7 @@ def _close(
     """(11): move by the mean update, relaxed and with momentum, then the closed form of the regulariser."""
     settings = fixed.settings
     velocity = float(settings.momentum) * state.velocity + float(settings.relaxation) * mean
-    moved = bring(xp, consensus(xp, state.weights + velocity, fixed), float(settings.radius))
+    moved = bring(consensus(xp, state.weights + velocity, fixed), float(settings.radius))
     after = replace(
         state,
         weights=xp.where(happens, moved, state.weights).astype(xp.float32),
@@ -399,10 +324,8 @@ def _close(
         rounds=(state.rounds + happens.astype(xp.int32)).astype(xp.int32),
         devices=(state.devices + xp.where(happens, devices, 0)).astype(xp.int32),
     )
-    effects: list[Any] = [Publish(Centre(after.weights, after.rounds))]
-    if task.stop.steps is not None:
-        effects.append(Stop(so_many(task.stop.steps, "round", "been added up"), after.rounds >= task.stop.steps))
-    return Step(after, tuple(effects))
+    stops = stop_after(task.stop.steps, after.rounds, "round", "been added up")
+    return Step(after, (Publish(Centre(after.weights, after.rounds)), *stops))
 
 
 def consensus(xp: Any, weights: Array, fixed: Plan) -> Array:
@@ -412,41 +335,55 @@ def consensus(xp: Any, weights: Array, fixed: Plan) -> Array:
     return shrunk / (1 + t * fixed.l2)
 
 
-def model_weights(task: Task, state: Consensus) -> Array:
-    """The model is the centre itself."""
-    return state.weights
+# --- what nobody chose ---
 
 
-def tally(task: Task, state: Consensus) -> Tally:
-    """Nothing is counted but updates."""
-    return Tally(int(state.devices))
+def advise(task: Task, shape: Shape | None) -> Task:
+    """The task with a pull `rho`, a relaxation and momentum, where it names no `rho`: public rules (R4).
+
+    One local step a round, of the length that is stable for `rho` = the smoothness of the batch; the server goes so
+    much further that all rounds together travel as far as noise allows.
+    """
+    if shape is None or "rho" in task.protocol:
+        return task
+    batch = int(task.protocol["batch"])
+    model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound, ("l1", "l2"))
+    smooth = model.smoothness(float(task.features.norm.bound)) or 1.0
+    barrier = {} if task.masking is not None else {"barrier": min(shape.devices, 1_000_000)}
+    chosen = {"local_steps": 1, "momentum": shape.momentum, **barrier, "rho": short(batch * smooth), **task.protocol}
+    if "relaxation" in chosen:
+        return task.with_(protocol=chosen)
+    fixed = plan(task.with_(protocol=chosen))
+    together = task.masking.cohort if task.masking is not None else fixed.settings.barrier
+    check_ins = shape.check_ins(task, batch)
+    row, each = fixed.table["update"], fixed.rate * batch
+    c = shape.longest_step(
+        noise=deviation_of_mean(row.noise_variance, check_ins) * float(row.grid.step) / each,
+        rounds=max(1, check_ins // min(together, shape.devices)),
+        momentum=float(fixed.settings.momentum),
+        smoothness=smooth,
+    )
+    return task.with_(protocol={**chosen, "relaxation": short(c / each)})
 
 
-def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
-    """What the server may hear. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
-    fixed = plan(task)
-    version = {"version": Field("<i4", (), 0, 2**31 - 1)}
-    row = fixed.table["update"]
-    if isinstance(row, SkellamStable):
-        return {"admm/total/1": {**version, **total_fields(fixed.table, task)}}
-    if not isinstance(row, GaussianStable):
-        raise TaskError("row 'update' has no noise: the simulator runs such a task, a server does not.")
-    far = row.reach + DiscreteGaussian(row.sigma).tail(64)
-    return {"admm/update/1": {**version, "update": Field("<i4", (row.length,), -far, far)}}
+def uses(task: Task, shape: Shape) -> int:
+    """Enough for the planned rounds of everybody."""
+    together = shape.devices if task.masking is None else min(task.masking.cohort, shape.devices)
+    return max(1, math.ceil(shape.rules.rounds * together / shape.devices))
 
 
-device = Role(start=wait, on={Sensed: check_out, Centre: contribute})
-server = Role(start=publish_initial, on={UpdateTotal: apply_total, Update: apply_update})
+device = device_role(Update, Centre, contribute)
+server = Role(start=publish_initial, on={Update.total: apply_total, Update: apply_update})
 protocol = Protocol(
     "admm",
     device,
     server,
     mechanisms,
-    check=plan,
-    batch=lambda task: plan(task).settings.batch,
-    model=model_weights,
-    settle=lambda task: pin_grid(task, plan(task).grid),
-    expected=expected,
-    progress=tally,
-    masked=(MaskedUpdate, UpdateTotal),
+    model=lambda task, state: state.weights,  # the centre itself
+    shapes=lambda task: {"update": (math.prod(plan(task).model.shape),)},
+    progress=lambda task, state: Tally(int(state.devices)),
+    contribution=Update,
+    settings=Settings,
+    advise=advise,
+    uses=uses,
 )

@@ -9,6 +9,7 @@ Why it is as it is:
 - One release a sample: no rounds to compose, no step size to tune, no gradient that must be clipped.
 - One cohort of everybody. K cohorts cost sqrt(K) in noise, as each sum must have all of the noise (`price_of_cohorts`),
   so a task is one slow round with a window of hours, and devices that return go on where they were.
+- Where some devices lie, `combine` gathers the sums of several small cohorts, and a robust rule makes one of them.
 - Samples become integers first and are multiplied afterwards (R8), so the sensitivity, sqrt(4.5) clips squared, holds
   for what is sent. Off the diagonal the noise has half the variance: each such product stands for two entries of G.
 - The ridge follows from the noise by a public rule, and the eigenvalues of G are treated with the known noise
@@ -18,41 +19,30 @@ Why it is as it is:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, struct
+from crowdml.arrays import Array, Integers, Samples, finite_or_zero, struct
+from crowdml.channels import combining, contribution, heard_by
 from crowdml.errors import TaskError
-from crowdml.features.maps import FeatureMap, MapSettings, make_map
-from crowdml.messages import SERVER, Public, message
-from crowdml.models.ridge import RULE, predict, solve
+from crowdml.features.maps import FeatureMap, MapSettings, make_map, map_length
+from crowdml.messages import Public, message
+from crowdml.models.ridge import RULE, solve_each
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.mechanisms import Mechanism, l1_of
-from crowdml.privacy.moments import SkellamGram, moments_variance, reach, split
-from crowdml.privacy.private import Masked, Private, Release, Rows
+from crowdml.privacy.moments import SkellamGram, moments_move, moments_variance, split
+from crowdml.privacy.private import Private, Release, Rows
 from crowdml.privacy.sensitivity import Adjacency
-from crowdml.protocol import (
-    Context,
-    Field,
-    Protocol,
-    Publish,
-    Role,
-    Send,
-    Sensed,
-    Step,
-    Stop,
-    Tally,
-    check_out,
-    total_fields,
-    wait,
-)
-from crowdml.protocols.parts import so_many
-from crowdml.task import Task, between, read_section
+from crowdml.protocol import Context, Protocol, Publish, Role, Step, Tally, device_role, stop_after
+from crowdml.robust import Combine
+from crowdml.settings import Between, read_kind
+from crowdml.shape import Shape, short
+from crowdml.task import Task
 
 FINEST_CLIP = 2**9
 """In grid steps: features of norm one on a finer grid gain nothing that the noise does not hide."""
@@ -65,15 +55,14 @@ MOST_FEATURES = 4096
 class Settings:
     """The `[protocol]` table of a task."""
 
-    batch: int
+    batch: Annotated[int, Between(1, 100_000)]
     """m: the samples that a device gives, all in one release."""
     map: MapSettings = field(default_factory=MapSettings)
     positive: bool = False
     """Features and labels below zero count as zero: the sensitivity is then 2 instead of sqrt(4.5)."""
+    combine: Combine | None = None
+    """A robust rule for rounds of several cohorts' sums."""
     kind: str = "gram"
-
-    def __post_init__(self) -> None:
-        between("protocol.batch", self.batch, 1, 100_000)
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,7 @@ class Plan:
 @lru_cache(maxsize=256)
 def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
-    settings = read_section(Settings, task.protocol, "protocol")
+    settings = read_kind(Settings, task.protocol, "protocol")
     model = {key: value for key, value in task.model.items() if key != "kind"}
     if task.model["kind"] != "ridge":
         raise TaskError(f'model.kind = {task.model["kind"]!r}: gram solves for "ridge", and nothing else.')
@@ -104,6 +93,10 @@ def plan(task: Task) -> Plan:
         raise TaskError(f"model.c = {c!r}: a number above 0, up to 1000; the ridge is c sigma sqrt(features).")
     for name in model:
         raise TaskError(f"model.{name}: the ridge model has c, and no such setting.")
+    if task.privacy.mechanism == "none":
+        raise TaskError(
+            'privacy.mechanism = "none": gram always adds noise. Give an epsilon, or take another protocol.'
+        )
     if task.masking is None or task.privacy.mechanism != "skellam":
         raise TaskError(
             'protocol.kind = "gram" lets a sum over a crowd out and no device\'s own moments: it needs [masking] and '
@@ -133,7 +126,7 @@ def _mechanism(task: Task, settings: Settings) -> SkellamGram:
     length = features * (features + 1) // 2 + features * labels
 
     def share(clip: int) -> Fraction:
-        l2 = samples * reach(clip, settings.positive)
+        l2 = samples * moments_move(clip, settings.positive)
         return moments_variance(l2, l1_of(l2, length), privacy.epsilon["moments"], privacy.delta) / masking.honest
 
     clip = FINEST_CLIP
@@ -159,21 +152,6 @@ def _mechanism(task: Task, settings: Settings) -> SkellamGram:
         settings.positive,
         Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE,
     )
-
-
-def map_length(settings: MapSettings, dimension: int) -> int:
-    """How many features a map gives, without making it: a price is asked for more often than a feature."""
-    extra = 1 if settings.constant else 0
-    if settings.kind == "identity":
-        return dimension + extra
-    if settings.kind == "cosine":
-        return settings.features + extra
-    side = math.isqrt(dimension)
-    places = (side - settings.size + 1) // settings.pool if side * side == dimension else 0
-    length = 2 * settings.filters * max(places, 0) ** 2
-    if places < 1 or settings.keep > length:
-        make_map(settings, dimension)  # says why not
-    return (settings.keep or length) + extra
 
 
 def mechanisms(task: Task) -> Mapping[str, Mechanism]:
@@ -210,32 +188,20 @@ class Fitted:
     version: Public[Integers]
 
 
-@message("gram/masked/1")
+@contribution(None, masked="gram/masked/1", total="gram/total/1")
 class Moments:
     """A device's one check-in: its second moments with its share of the noise, under masks."""
 
-    moments: Masked[Integers]
-
-
-@message("gram/total/1")
-class MomentsTotal:
-    """What the server hears: the moments of a cohort's survivors, summed."""
-
     moments: Release[Integers]
-    devices: Public[Integers]
-    version: Public[Integers]
 
 
 # --- the device ---
 
 
-def contribute(task: Task, waiting: Private[Samples] | None, fitted: Fitted, ctx: Context) -> Step[Any]:
-    """Give the moments of the batch, once. What was published before is not looked at."""
-    if waiting is None:  # a late or repeated answer
-        return Step(None)
+def contribute(task: Task, batch: Private[Samples], fitted: Fitted) -> Mapping[str, Private[Any]]:
+    """The moments of the batch, before their noise, once. What was published before is not looked at."""
     fixed = plan(task)
-    moments = ctx.masked("moments", waiting.map(lambda batch: rows(fixed, batch)))
-    return Step(None, (Send(SERVER, Moments(moments)),))
+    return {"moments": batch.map(lambda samples: rows(fixed, samples))}
 
 
 def rows(fixed: Plan, batch: Samples) -> Array:
@@ -257,7 +223,7 @@ def label_rows(fixed: Plan, y: Array) -> Array:
     """
     if fixed.classes is not None:
         return (y[:, None] == np.arange(fixed.classes)).astype(np.float32)
-    scaled = np.where(np.isfinite(y), y, 0.0).astype(np.float64) / fixed.label_bound
+    scaled = finite_or_zero(y).astype(np.float64) / fixed.label_bound
     return np.where(np.abs(scaled) <= 1, scaled, 0.0)[:, None].astype(np.float32)
 
 
@@ -281,60 +247,76 @@ def publish_initial(task: Task, ctx: Context) -> Step[Learned]:
     return Step(state, (Publish(Fitted(weights, none)),))
 
 
-def fit(task: Task, state: Learned, total: MomentsTotal, ctx: Context) -> Step[Learned]:
-    """Add a cohort's moments to those of the cohorts before, and solve."""
-    fixed = plan(task)
+def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
+    """Add the moments of a cohort, or of a round that a rule combined, to those before, and solve."""
+    fixed, by = plan(task), combining(task)
     moments = state.moments + np.asarray(total.moments.value, np.int64)
     devices, rounds = np.int32(state.devices + total.devices), np.int32(state.rounds + 1)
-    weights = solve_moments(fixed, moments, int(devices)).astype(np.float32)
+    shares = int(devices) if by is None else int(devices) * by.inflation(by.uploads)
+    weights = solve_moments(fixed, moments, shares).astype(np.float32)
     after = Learned(moments, devices, rounds, weights)
-    stops: tuple[Stop, ...] = ()
-    if task.stop.steps is not None:
-        stops = (Stop(so_many(task.stop.steps, "cohort", "been added up"), rounds >= task.stop.steps),)
+    heard = ("cohort", "been added up") if by is None else ("round", "been closed")
+    stops = stop_after(task.stop.steps, rounds, *heard)
     return Step(after, (Publish(Fitted(weights, rounds)), *stops))
 
 
-def solve_moments(fixed: Plan, moments: Integers, shares: int) -> Array:
+def solve_moments(fixed: Plan, moments: Integers, shares: float) -> Array:
     """Weights [features, labels] from summed moments that hold `shares` shares of noise, by the public rule."""
+    return solve_by_rules(fixed, moments, shares, (fixed.c,))[0]
+
+
+def solve_by_rules(fixed: Plan, moments: Integers, shares: float, rules: Sequence[float]) -> list[Array]:
+    """The weights that each c in `rules` gives for the same summed moments."""
     row = fixed.mechanism
     gram, cross = split(moments, row.features, row.labels)
     unit = row.clip**2  # of a product, in squared grid steps
-    return solve(gram / unit, cross / unit, math.sqrt(shares * row.variance) / unit, fixed.c)
+    return solve_each(gram / unit, cross / unit, math.sqrt(shares * row.variance) / unit, rules)
+
+
+def scores(task: Task, weights: Array, x: Array) -> Array:
+    """x [n, dimension] -> a score for each class [n, c], or numbers [n]."""
+    fixed = plan(task)
+    found = np.asarray(fixed.map(x), np.float64) @ np.asarray(weights, np.float64)
+    return found if fixed.classes is not None else found[:, 0] * fixed.label_bound
 
 
 def predictions(task: Task, weights: Array, x: Array) -> Array:
-    """x [n, dimension] -> [n]: class indices, or numbers within the label's bound times what the model says."""
-    fixed = plan(task)
-    found = predict(weights, fixed.map(x), fixed.classes)
-    return found if fixed.classes is not None else found * fixed.label_bound
+    """x [n, dimension] -> [n]: class indices (the lowest of equals), or numbers."""
+    found = scores(task, weights, x)
+    return found if task.classes is None else found.argmax(axis=1).astype(np.int32)
 
 
-def settle(task: Task) -> Task:
-    """The task with its grid written in, so that no other implementation has to make the same choice."""
-    if task.privacy.grid is not None:
+def fits(shape: Shape, masked: bool) -> str | None:
+    """It has a masked form alone."""
+    return None if masked else "gram lets a sum over a crowd out and no device's own moments: it needs masks."
+
+
+def advise(task: Task, shape: Shape | None) -> Task:
+    """The task with a large constant and a strong ridge where labels are numbers: their mean may be far from zero."""
+    if shape is None or shape.classes is not None or "map" in task.protocol:
         return task
-    return task.with_(privacy=replace(task.privacy, grid=plan(task).mechanism.grid.step))
+    constant = {"kind": "identity", "constant": short(shape.rules.constant_of_numbers)}
+    model = {"c": short(shape.rules.ridge_of_numbers), **task.model}
+    return task.with_(model=model, protocol={**task.protocol, "map": constant})
 
 
-def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
-    """What a total may hold: an honest sum leaves its bound by six standard deviations once in 10^9 entries."""
-    fields = {"version": Field("<i4", (), 0, 2**31 - 1)}
-    return {"gram/total/1": {**fields, **total_fields(mechanisms(task), task)}}
-
-
-device = Role(start=wait, on={Sensed: check_out, Fitted: contribute})
-server = Role(start=publish_initial, on={MomentsTotal: fit})
+device = device_role(Moments, Fitted, contribute)
+server = Role(start=publish_initial, on=heard_by(Moments, fit))
 protocol = Protocol(
     "gram",
     device,
     server,
     mechanisms,
-    check=plan,
-    batch=lambda task: plan(task).settings.batch,
     model=lambda task, state: state.weights,
-    settle=settle,
-    expected=expected,
+    shapes=lambda task: {},  # nothing leaves but under masks
     progress=lambda task, state: Tally(int(state.devices)),
-    masked=(Moments, MomentsTotal),
+    contribution=Moments,
+    predict=predictions,
+    scores=scores,
     remarks=remarks,
+    traced=False,  # moments are multiplied in 64 bits, and maps are NumPy's
+    settings=Settings,
+    fits=fits,
+    advise=advise,
+    usual_model=lambda shape: "ridge",
 )

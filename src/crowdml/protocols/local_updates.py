@@ -25,63 +25,56 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, fold, namespace, struct
+from crowdml.arrays import LARGEST_NUMBER, Array, Integers, Samples, finite_or_zero, fold, is_usable, namespace, struct
+from crowdml.channels import NUMBER, Field, contribution, fields_heard, heard_by, let_out
 from crowdml.errors import TaskError
+from crowdml.features.norms import shorten
 from crowdml.messages import SERVER, Public, message
-from crowdml.models import Model, read_model
-from crowdml.privacy.calibration import gaussian_sigma, laplace_scale, rho_for, round_down, skellam_variance
+from crowdml.models import Model, longest_gradient, read_model
 from crowdml.privacy.grid import COUNTS, Grid
-from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace
-from crowdml.privacy.mechanisms import (
-    Exposed,
-    GaussianStable,
-    GridGaussian,
-    GridLaplace,
-    Mechanism,
-    Scheduled,
-    SkellamSum,
-    l1_of,
-)
-from crowdml.privacy.private import Masked, Private, Release, Rows
-from crowdml.privacy.sensitivity import L1, Adjacency, Observer
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.rows import FINEST_CLIP, Promise, noise_norm, stable_row, sum_row
 from crowdml.protocol import (
     Context,
-    Field,
     Protocol,
     Publish,
     Role,
+    Rule,
     Send,
     Sensed,
     Step,
     Stop,
     Tally,
     check_out,
-    total_fields,
+    stop_after,
     wait,
 )
-from crowdml.protocols.parts import FINEST_CLIP, choose_grid, into_ball, longest, pin_grid, so_many, stable_row
-from crowdml.task import Task, between, choose, positive, read_section, show
+from crowdml.robust import Combine
+from crowdml.settings import Between, OneOf, Positive, between, read_kind, show
+from crowdml.shape import Shape, deviation_of_mean, short
+from crowdml.task import Task
 
 RADIUS = 1000.0
 """Where samples pay by stability, a device begins no further from zero: what floats lose is bounded by it."""
-LARGEST_WEIGHT = 1e9
-"""Weights beyond this are as good as infinite: the task stops."""
 BETAS = (0.9, 0.99)
-"""Of Adam on the server."""
+"""Decay rates of the server's Adam: first and second moment."""
 
-BLURRED = "where the model would go from here, blurred with noise"
-IN_A_SUM = "where the model would go from here, in a cohort's sum that is blurred with noise"
-
+GOES = Promise(
+    "where the model would go from here, blurred with noise",
+    "where the model would go from here, in a cohort's sum that is blurred with noise",
+    "where the model would go from here, as it is: anyone can work back to samples",
+)
 LEAST_SHARE = Fraction(1, FINEST_CLIP)
-"""Of an update: a smaller one is nothing on the finest grid, and there a schedule ends."""
+"""A schedule ends at this share of an update: a smaller one rounds to zero on the finest grid."""
 MOST_CHECK_INS = 2**16
-"""Of a schedule."""
+"""The most check-ins that a schedule may have."""
 
 ADAPTIVE = ("adagrad", "rmsprop")
 COUNTERS = ("rounds", "check-ins", "trips", "steps", "path")
@@ -95,14 +88,9 @@ class Rate:
     t_d), the steps within one (s_d), or all steps of the device, S_d (t_d - 1) + s_d, as Algorithm 1 does ("path").
     """
 
-    c: Fraction
-    schedule: str = "constant"
-    counter: str = "rounds"
-
-    def __post_init__(self) -> None:
-        choose("protocol.rate.schedule", self.schedule, ("constant", "1/t", "1/sqrt(t)", *ADAPTIVE))
-        choose("protocol.rate.counter", self.counter, COUNTERS)
-        positive("protocol.rate.c", self.c)
+    c: Annotated[Fraction, Positive()]
+    schedule: Annotated[str, OneOf("constant", "1/t", "1/sqrt(t)", *ADAPTIVE)] = "constant"
+    counter: Annotated[str, OneOf(*COUNTERS)] = "rounds"
 
 
 @dataclass(frozen=True)
@@ -114,11 +102,10 @@ class Noise:
     update has the more of it the shorter the steps get.
     """
 
-    schedule: str = "constant"
+    schedule: Annotated[str, OneOf("constant", "geometric", "weights")] = "constant"
     ratio: Fraction | None = None
 
     def __post_init__(self) -> None:
-        choose("protocol.noise.schedule", self.schedule, ("constant", "geometric", "weights"))
         if (self.ratio is not None) != (self.schedule == "geometric"):
             raise TaskError(
                 f'protocol.noise.ratio with protocol.noise.schedule = "{self.schedule}": "geometric" has one, by which '
@@ -132,37 +119,28 @@ class Noise:
 class Settings:
     """The `[protocol]` table of a task."""
 
-    batch: int
+    batch: Annotated[int, Between(1, 1_000_000)]
     rate: Rate
     minibatch: int = 0
-    local_steps: int = 1
-    clip: Fraction | None = None
-    update_clip: Fraction | None = None
-    server_batch: int = 1
-    stale: str = "refuse"
-    optimiser: str = "average"
-    server_rate: Fraction = Fraction(1)
-    momentum: Fraction = Fraction(9, 10)
+    local_steps: Annotated[int, Between(1, 1000)] = 1
+    clip: Annotated[Fraction, Positive()] | None = None
+    update_clip: Annotated[Fraction, Positive()] | None = None
+    server_batch: Annotated[int, Between(1, 1_000_000)] = 1
+    stale: Annotated[str, OneOf("refuse", "weigh")] = "refuse"
+    optimiser: Annotated[str, OneOf("average", "momentum", "adam")] = "average"
+    server_rate: Annotated[Fraction, Positive()] = Fraction(1)
+    momentum: Annotated[Fraction, Between(0, 0.999)] = Fraction(9, 10)
     buffer: int = 0
     noise: Noise = Noise()
+    combine: Combine | None = None
     kind: str = "local_updates"
 
     def __post_init__(self) -> None:
-        between("protocol.batch", self.batch, 1, 1_000_000)
         if self.minibatch and (self.minibatch < 1 or self.batch % self.minibatch):
             raise TaskError(
                 f"protocol.minibatch = {self.minibatch}: a batch of {self.batch} samples is cut into minibatches of "
                 "one size. Choose a divisor of it."
             )
-        between("protocol.local_steps", self.local_steps, 1, 1000)
-        for name in ("clip", "update_clip"):
-            if getattr(self, name) is not None:
-                positive(f"protocol.{name}", getattr(self, name))
-        between("protocol.server_batch", self.server_batch, 1, 1_000_000)
-        choose("protocol.stale", self.stale, ("refuse", "weigh"))
-        choose("protocol.optimiser", self.optimiser, ("average", "momentum", "adam"))
-        positive("protocol.server_rate", self.server_rate)
-        between("protocol.momentum", self.momentum, 0, 0.999)
         if self.buffer:
             between("protocol.buffer", self.buffer, self.batch, 10_000_000)
 
@@ -170,11 +148,6 @@ class Settings:
     def size(self) -> int:
         """B_d."""
         return self.minibatch or self.batch
-
-    @property
-    def capacity(self) -> int:
-        """Samples that wait on a device."""
-        return self.buffer or self.batch
 
 
 @dataclass(frozen=True)
@@ -186,7 +159,6 @@ class Plan:
     table: Mapping[str, Mechanism]
     grid: Grid
     l2: float
-    masked: bool
     clip: float
     """C: no sample's gradient is longer. Infinite without noise: nothing is clipped unless the task says so."""
     stable: bool
@@ -199,15 +171,6 @@ class Plan:
         """Whether gradients are clipped one by one. A model's own bound holds by itself; the door clips the update."""
         return self.settings.clip is not None and not self.stable
 
-    @cached_property
-    def c(self) -> float:
-        return float(self.settings.rate.c)
-
-    @property
-    def largest_rate(self) -> float:
-        """Of all steps: they never grow."""
-        return self.c
-
     def rates(self, xp: Any, count: Any) -> Array:
         """[S_d]: the sizes of a check-in's steps, whose counter stands at `count` in the first; of its first column
         where they adapt themselves."""
@@ -215,10 +178,10 @@ class Plan:
         along = xp.arange(settings.local_steps).astype(kind)
         still = settings.rate.counter not in ("steps", "path")
         t = xp.asarray(count).astype(kind) + (xp.zeros_like(along) if still else along)
-        schedule = settings.rate.schedule
+        c, schedule = float(settings.rate.c), settings.rate.schedule
         if schedule == "1/t":
-            return self.c / t
-        return self.c / xp.sqrt(t) if schedule == "1/sqrt(t)" else xp.full_like(t, self.c)
+            return c / t
+        return c / xp.sqrt(t) if schedule == "1/sqrt(t)" else xp.full_like(t, c)
 
     def reach(self, xp: Any, count: Any) -> tuple[Array, Array]:
         """H and the shrinking: after its steps a device is at `shrinking * start - H * u`, u the update it gives."""
@@ -231,7 +194,7 @@ class Plan:
 @lru_cache(maxsize=256)
 def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
-    settings = read_section(Settings, task.protocol, "protocol")
+    settings = read_kind(Settings, task.protocol, "protocol")
     if task.as_published:
         raise TaskError(
             "as_published = true: the paper adds noise of a stated deviation and names no epsilon. `crowdml reproduce "
@@ -255,43 +218,68 @@ def plan(task: Task) -> Plan:
             )
     if task.stop.error is not None:
         raise TaskError(f"stop.error = {float(task.stop.error):g}: nobody counts errors here; stop by stop.steps.")
-    if task.masking is not None:
-        if settings.server_batch != 1:
-            raise TaskError(
-                f"protocol.server_batch = {settings.server_batch}: under masks a cohort is the server's batch. Leave "
-                "this one out."
-            )
-        if settings.rate.counter not in ("rounds", "steps"):
-            raise TaskError(
-                f'protocol.rate.counter = "{settings.rate.counter}": under masks the server hears a sum, so all '
-                'devices of a cohort take equal steps. Say "rounds" or "steps".'
-            )
-        if settings.noise.schedule != "constant":
-            raise TaskError(
-                f'protocol.noise.schedule = "{settings.noise.schedule}": under masks the server hears a sum of devices '
-                "that are at unlike check-ins, and could not tell their shares apart. Leave the line out."
-            )
+    if task.masking is not None or settings.combine is not None:
+        _check_together(settings, "under masks" if task.masking is not None else "with protocol.combine")
     return _plan(task, settings, model, float(l2))
 
 
+def _check_together(settings: Settings, when: str) -> None:
+    """Refuse what does not go with a sum of several devices' updates, or with a rule that combines them."""
+    if settings.server_batch != 1:
+        whole = "a cohort is the server's batch" if settings.combine is None else "protocol.combine.uploads says it"
+        raise TaskError(f"protocol.server_batch = {settings.server_batch}: {when} {whole}. Leave this one out.")
+    if settings.rate.counter not in ("rounds", "steps"):
+        raise TaskError(
+            f'protocol.rate.counter = "{settings.rate.counter}": {when} the server hears a sum, so all '
+            'devices of a cohort take equal steps. Say "rounds" or "steps".'
+        )
+    if settings.noise.schedule != "constant":
+        raise TaskError(
+            f'protocol.noise.schedule = "{settings.noise.schedule}": {when} the server hears a sum of devices '
+            "that are at unlike check-ins, and could not tell their shares apart. Leave the line out."
+        )
+    if settings.combine is not None and settings.stale != "refuse":
+        raise TaskError(
+            f'protocol.stale = "{settings.stale}": {when} a round takes uploads of its own weights alone. Leave the '
+            "line out."
+        )
+
+
 def _plan(task: Task, settings: Settings, model: Model, l2: float) -> Plan:
-    privacy, masked = task.privacy, task.masking is not None
-    bound = float(task.features.norm.bound)
-    if privacy.mechanism == "none":
-        clip = math.inf if settings.clip is None else longest(model, "l2", bound, settings.clip)
-        covers = Rows(0, settings.batch)
-        plain = "where the model would go from here, as it is: anyone can work back to samples"
-        seen = Observer.AGGREGATE if masked else Observer.ANYONE
-        table: Mapping[str, Mechanism] = {"update": Exposed(L1(Fraction(0)), covers, plain, seen, whole=True)}
-        return Plan(settings, model, table, COUNTS, l2, masked, clip, False, bound)
-    clip = longest(model, "l2", bound, settings.clip)
-    stability = None if privacy.unit == "device" else _stability(task, settings, model, l2)
-    shares = None if settings.noise.schedule == "constant" else schedule_of(task, settings, model, l2)
-    if stability is None:
-        row: Mechanism = _clipped_row(task, settings, model, clip, shares)
+    privacy, bound = task.privacy, float(task.features.norm.bound)
+    clips, plain = settings.clip is not None, privacy.mechanism == "none"
+    clip = math.inf if plain and not clips else longest_gradient(model, "l2", bound, settings.clip)
+    stability = None if plain or privacy.unit == "device" else _stability(task, settings, model, l2)
+    constant = plain or settings.noise.schedule == "constant"
+    shares = None if constant else schedule_of(task, settings, model, l2)
+    times = privacy.uses
+    if privacy.unit == "device" and not plain:
+        times = releases(task, settings) if shares is None else len(shares)
+    covers = Rows(0, settings.batch)
+    if stability is None:  # ONE clipped contribution: all samples of the device together move it by 2 clips (R8)
+        row = sum_row(
+            task, "update", bound=_longest_update(task, settings, clip), shape=model.shape, covers=covers,
+            promise=GOES, whole=True, releases=times, shares=shares,
+        )  # fmt: skip
     else:
-        row = _stable_row(task, settings, model, stability, shares)
-    return Plan(settings, model, {"update": row}, row.grid, l2, masked, clip, stability is not None, bound)
+        row = stable_row(
+            task, "update", stability=stability, device_stability=2 * model.gradient_bound("l2", bound),
+            float_error=_float_error(settings, model, bound), shape=model.shape, covers=covers,
+            promise=GOES, releases=times, shares=shares,
+        )  # fmt: skip
+    return Plan(settings, model, {"update": row}, row.grid, l2, clip, stability is not None, bound)
+
+
+def _longest_update(task: Task, settings: Settings, clip: float) -> float:
+    """How long an update may be in the norm of the task's noise."""
+    if noise_norm(task) == "l2":
+        return clip if settings.update_clip is None else min(clip, float(settings.update_clip))
+    if settings.update_clip is None:
+        raise TaskError(
+            'protocol.update_clip is missing: "discrete-laplace" noise is calibrated to the l1 norm (L2), and this '
+            "says how long an update may be in it."
+        )
+    return float(settings.update_clip)
 
 
 def releases(task: Task, settings: Settings) -> int:
@@ -358,7 +346,7 @@ def _like_the_steps(settings: Settings, model: Model, l2: float) -> Callable[[in
             f'protocol.rate.counter = "{settings.rate.counter}" with protocol.noise.schedule = "weights": how long the '
             'steps of a device will be depends on others then, and so would its price. Say "trips" or "path".'
         )
-    shape, none = Plan(settings, model, {}, COUNTS, l2, False, 0.0, False, 0.0), np.int32(0)
+    shape, none = Plan(settings, model, {}, COUNTS, l2, 0.0, False, 0.0), np.int32(0)
 
     def reach(trip: int) -> float:
         return float(shape.reach(np, first_count(shape, none, none, trip))[0])
@@ -370,36 +358,6 @@ def _like_the_steps(settings: Settings, model: Model, l2: float) -> Callable[[in
 def _short(share: float) -> Fraction:
     """Rounded down to a short fraction: shares are added up exactly."""
     return Fraction(math.floor(min(share, 1.0) * 2**20), 2**20)
-
-
-def worth(task: Task, settings: Settings, shares: tuple[Fraction, ...] | None, power: int) -> Fraction:
-    """How many times the price of a whole update one unit pays for its check-ins, at the most.
-
-    A share costs its square in zCDP, itself in pure epsilon. A device pays for all its check-ins, and a sample for the
-    dearest of them that could use it.
-    """
-    if shares is None:
-        return Fraction(releases(task, settings))
-    times = len(shares) if task.privacy.unit == "device" else task.privacy.uses
-    return sum((share**power for share in sorted(shares, reverse=True)[:times]), Fraction(0))
-
-
-def _stable_row(
-    task: Task, settings: Settings, model: Model, stability: float, shares: tuple[Fraction, ...] | None
-) -> Mechanism:
-    bound, times = float(task.features.norm.bound), worth(task, settings, shares, 2)
-    row = stable_row(
-        task, "update", Rows(0, settings.batch), math.prod(model.shape), stability=stability,
-        device_stability=2 * model.gradient_bound("l2", bound), float_error=_float_error(settings, model, bound),
-        releases=releases(task, settings) if shares is None else math.ceil(times),
-        promise=lambda masked: IN_A_SUM if masked else BLURRED,
-    )  # fmt: skip
-    if shares is None or not isinstance(row, GaussianStable):
-        return row
-    whole = rho_for(task.privacy.epsilon["update"], task.privacy.delta)
-    row = replace(row, rho=Fraction(1))
-    unit = Scheduled.over(row, shares).total(task.privacy.uses).zcdp  # rounding costs every share as much
-    return Scheduled.over(replace(row, rho=round_down(whole / unit)), shares)
 
 
 def stability_of(settings: Settings, model: Model, bound: float, l2: float) -> float | None:
@@ -418,7 +376,7 @@ def stability_of(settings: Settings, model: Model, bound: float, l2: float) -> f
     c = float(settings.rate.c)
     if settings.local_steps > 1 and c * (smooth + l2) > 2:  # one step has no path to bend
         return None
-    shape = Plan(settings, model, {}, COUNTS, l2, False, 0.0, True, bound)
+    shape = Plan(settings, model, {}, COUNTS, l2, 0.0, True, bound)
     rates, (reach, _) = shape.rates(np, 1), shape.reach(np, 1)
     parts = settings.batch // settings.size
     most = max(float(rates[first::parts].sum()) for first in range(min(parts, settings.local_steps)))
@@ -440,45 +398,6 @@ def _stability(task: Task, settings: Settings, model: Model, l2: float) -> float
     if task.privacy.mechanism == "discrete-laplace":
         return None  # rounding a stable update is priced in the l2 norm
     return found
-
-
-def _clipped_row(
-    task: Task, settings: Settings, model: Model, clip: float, shares: tuple[Fraction, ...] | None
-) -> Mechanism:
-    """The update as ONE clipped contribution: all samples of the device together move it by 2 clips (R8)."""
-    privacy, masking = task.privacy, task.masking
-    length, covers = math.prod(model.shape), Rows(0, settings.batch)
-    most = clip if settings.update_clip is None else min(clip, float(settings.update_clip))
-    epsilon = privacy.epsilon["update"]
-    unit = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
-    if masking is not None:
-        times = releases(task, settings)
-
-        def share(steps: int) -> Fraction:
-            l2 = Fraction(2 * steps)
-            return skellam_variance(l2, l1_of(l2, length), epsilon, privacy.delta, times) / masking.honest
-
-        rough = Fraction(math.isqrt(math.ceil(share(FINEST_CLIP))) + 1, FINEST_CLIP)
-        grid, steps = choose_grid("update", most, rough, privacy.grid)
-        return SkellamSum(
-            steps, share(steps), masking.honest, grid, covers, length, IN_A_SUM, whole=True, adjacency=unit
-        )
-    if privacy.mechanism == "discrete-laplace":
-        if settings.update_clip is None:
-            raise TaskError(
-                'protocol.update_clip is missing: "discrete-laplace" noise is calibrated to the l1 norm (L2), and this '
-                "says how long an update may be in it."
-            )
-        most, each = float(settings.update_clip), epsilon / worth(task, settings, shares, 1)
-        each = each if shares is None else round_down(each)
-        grid, steps = choose_grid("update", most, laplace_scale(Fraction(2), each), privacy.grid)
-        laplace = GridLaplace(steps, each, grid, covers, BLURRED, whole=True, adjacency=unit)
-        return laplace if shares is None else Scheduled.over(laplace, shares)
-    rho = rho_for(epsilon, privacy.delta) / worth(task, settings, shares, 2)
-    rho = rho if shares is None else round_down(rho)
-    grid, steps = choose_grid("update", most, gaussian_sigma(Fraction(2), rho), privacy.grid)
-    gaussian = GridGaussian(steps, rho, grid, covers, BLURRED, whole=True, adjacency=unit)
-    return gaussian if shares is None else Scheduled.over(gaussian, shares)
 
 
 def _float_error(settings: Settings, model: Model, bound: float) -> Fraction:
@@ -510,7 +429,7 @@ class Weights:
     taken: Public[Integers]
 
 
-@message("local/update/1")
+@contribution("local/update/1", masked="local/masked/1", total="local/total/1")
 class Update:
     """A check-in: the mean of the clipped gradients along the device's path, and where its counter stood."""
 
@@ -519,7 +438,7 @@ class Update:
     count: Public[Integers]
 
 
-@message("local/scheduled/1")
+@contribution("local/scheduled/1")
 class ScheduledUpdate:
     """A check-in under noise that changes: a share of the update, and the check-in that says which."""
 
@@ -527,22 +446,6 @@ class ScheduledUpdate:
     version: Public[Integers]
     count: Public[Integers]
     trip: Public[Integers]
-
-
-@message("local/masked/1")
-class MaskedUpdate:
-    """A check-in of a masked task."""
-
-    update: Masked[Integers]
-
-
-@message("local/total/1")
-class UpdateTotal:
-    """What the server hears of a cohort."""
-
-    update: Release[Integers]
-    devices: Public[Integers]
-    version: Public[Integers]
 
 
 # --- the device ---
@@ -558,17 +461,15 @@ def contribute(task: Task, waiting: Private[Samples] | None, public: Weights, ct
     def moved(batch: Samples) -> Array:
         return local_update(fixed, public.weights, batch, count)[None]
 
-    if fixed.masked:
-        return Step(None, (Send(SERVER, MaskedUpdate(ctx.masked("update", waiting.map(moved)))),))
-    released = ctx.release("update", waiting.map(moved))
-    row = fixed.table["update"]
-    if not isinstance(row, Scheduled):
-        return Step(None, (Send(SERVER, Update(released, public.version, count)),))
+    row, rows = fixed.table["update"], {"update": waiting.map(moved)}
+    if (check_ins := row.check_ins) is None:
+        said = let_out(Update, task, ctx, rows, version=public.version, count=count)
+        return Step(None, (Send(SERVER, said),))
     trip = namespace(public.version).asarray(ctx.trip).astype(np.int32)
-    said = Send(SERVER, ScheduledUpdate(released, public.version, count, trip))
-    check_ins = len(row.levels)
+    said = let_out(ScheduledUpdate, task, ctx, rows, version=public.version, count=count, trip=trip)
     made = f"This device has made the {check_ins:,} check-in{'s' if check_ins > 1 else ''} of its noise schedule."
-    return Step(None, (said, Stop(made, trip + 1 >= check_ins)))
+    rule = Rule("schedule", made, (("check-ins", check_ins),))
+    return Step(None, (Send(SERVER, said), Stop(rule, trip + 1 >= check_ins)))
 
 
 def first_count(fixed: Plan, version: Integers, taken: Integers, trip: Any) -> Integers:
@@ -592,10 +493,10 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
     xp = namespace(weights, batch.x)
     settings, model = fixed.settings, fixed.model
     wide = np.float64 if xp is np and fixed.stable else xp.float32
-    start = xp.where(abs(weights) <= LARGEST_WEIGHT, weights, 0).astype(wide)  # false for NaN
+    start, x = finite_or_zero(weights, most=LARGEST_NUMBER).astype(wide), batch.x
     if fixed.stable:
-        start = start * (RADIUS / xp.maximum(xp.sqrt((start * start).sum()), RADIUS))
-    x = into_ball(batch.x.astype(wide), fixed.bound) if fixed.stable else batch.x
+        x = shorten(finite_or_zero(x.astype(wide), most=LARGEST_NUMBER, rows=True), fixed.bound, axis=-1)
+        start = shorten(start, RADIUS)
     rates = fixed.rates(xp, count).astype(wide)
     reach, _ = fixed.reach(xp, count)
     parts, adaptive = settings.batch // settings.size, settings.rate.schedule in ADAPTIVE
@@ -624,15 +525,20 @@ def local_update(fixed: Plan, weights: Array, batch: Samples, count: Integers) -
 # --- the server ---
 
 
+DIVERGED = Rule(
+    "diverged", "the weights were no longer finite: the steps are too long, and the last good weights stay published"
+)
+
+
 @struct
 class Averaging:
     """The server's state. Everything in it is post-processing of releases."""
 
     weights: Array
     velocity: Array
-    """Of momentum and Adam."""
+    """First moment, kept by momentum and Adam."""
     squares: Array
-    """Of Adam."""
+    """Second moment, kept by Adam."""
     rounds: Integers
     taken: Integers
     """Check-ins behind all rounds."""
@@ -664,7 +570,7 @@ def apply_update(task: Task, state: Averaging, update: Update | ScheduledUpdate,
     counts = xp.ones_like(current) if weigh else current
     by_age = 1 / xp.sqrt(1 + age.astype(xp.float32)) if weigh else current.astype(xp.float32)
     given, row = xp.ones_like(by_age), fixed.table["update"]
-    if isinstance(update, ScheduledUpdate) and isinstance(row, Scheduled):
+    if isinstance(update, ScheduledUpdate):
         given = xp.asarray(row.share(update.trip))
         counts = counts & (given > 0)
     moved = _moved(fixed, xp, state, update.update.value, update.count, xp.where(given > 0, given, 1))
@@ -682,8 +588,8 @@ def apply_update(task: Task, state: Averaging, update: Update | ScheduledUpdate,
     return _close(task, fixed, xp, waiting, mean, heard, full)
 
 
-def apply_total(task: Task, state: Averaging, total: UpdateTotal, ctx: Context) -> Step[Averaging]:
-    """A cohort's sum is a round."""
+def apply_total(task: Task, state: Averaging, total: Any, ctx: Context) -> Step[Averaging]:
+    """The sum of a cohort, or a round that a rule combined, is a round of the server."""
     fixed = plan(task)
     xp = namespace(total.update.value, state.weights)
     devices = xp.asarray(total.devices).astype(xp.int32)
@@ -721,7 +627,7 @@ def _close(
     else:
         step = mean
     moved = (state.weights - rate * step).astype(xp.float32)
-    good = (abs(moved) <= LARGEST_WEIGHT).all()  # false for NaN
+    good = is_usable(moved, LARGEST_NUMBER).all()
     goes = happens & good
     after = replace(
         state,
@@ -731,12 +637,8 @@ def _close(
         rounds=(state.rounds + goes.astype(xp.int32)).astype(xp.int32),
         taken=(state.taken + xp.where(goes, devices, 0)).astype(xp.int32),
     )
-    effects: list[Any] = [Publish(Weights(after.weights, after.rounds, after.taken))]
-    if task.stop.steps is not None:
-        effects.append(Stop(so_many(task.stop.steps, "round", "been made"), after.rounds >= task.stop.steps))
-    diverged = "the weights were no longer finite: the steps are too long, and the last good weights stay published"
-    effects.append(Stop(diverged, happens & ~good))
-    return Step(after, tuple(effects))
+    stops = (*stop_after(task.stop.steps, after.rounds, "round", "been made"), Stop(DIVERGED, happens & ~good))
+    return Step(after, (Publish(Weights(after.weights, after.rounds, after.taken)), *stops))
 
 
 def check_ins_until(task: Task, versions: Any, trips: Any, rounds: int) -> int:
@@ -748,7 +650,7 @@ def check_ins_until(task: Task, versions: Any, trips: Any, rounds: int) -> int:
     row, weigh = fixed.table["update"], fixed.settings.stale == "weigh"
     made, heard = [0], 0
     for version, trip in zip(versions, trips, strict=True):
-        given = not isinstance(row, Scheduled) or trip < len(row.levels)
+        given = row.check_ins is None or trip < row.check_ins
         heard += given and (weigh or made[version] == made[-1])
         full = heard >= fixed.settings.server_batch
         made.append(made[-1] + full)
@@ -759,20 +661,20 @@ def check_ins_until(task: Task, versions: Any, trips: Any, rounds: int) -> int:
 
 
 def remarks(task: Task) -> tuple[str, ...]:
-    """Who pays by what: for who is about to start a study."""
+    """What each participant pays, shown before a study starts."""
     fixed = plan(task)
     if task.privacy.mechanism == "none":
         return ()
     row = fixed.table["update"]
     noted: tuple[str, ...] = ()
-    if isinstance(row, Scheduled):
-        first, last = (1 / row.share(trip) for trip in (0, len(row.levels) - 1))
+    if row.check_ins is not None:
+        first, last = (1 / row.share(trip) for trip in (0, row.check_ins - 1))
         noted = (
-            f"Over the {len(row.levels):,} check-ins of a device its noise goes from {first:.3g} to {last:.3g} times "
+            f"Over the {row.check_ins:,} check-ins of a device its noise goes from {first:.3g} to {last:.3g} times "
             "the least of it, each check-in at its own price.",
         )
     if task.privacy.unit == "device":
-        times = len(row.levels) if isinstance(row, Scheduled) else releases(task, fixed.settings)
+        times = row.check_ins or releases(task, fixed.settings)
         return (f"A device pays this in all, for {times:,} check-in{'s' if times > 1 else ''}.", *noted)
     if fixed.stable:
         return ("A sample pays by the stability of a convex, smooth loss under short steps (L5).", *noted)
@@ -784,42 +686,68 @@ def remarks(task: Task) -> tuple[str, ...]:
 
 
 def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
-    """What the server may hear. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
+    """What an update, or a cohort's total, may hold."""
     fixed = plan(task)
-    version, row = {"version": Field("<i4", (), 0, 2**31 - 1)}, fixed.table["update"]
-    if fixed.masked:
-        return {"local/total/1": {**version, **total_fields(fixed.table, task)}}
-    scheduled = isinstance(row, Scheduled)
-    row = row.row if isinstance(row, Scheduled) else row
-    if isinstance(row, GaussianStable):
-        far = row.reach + DiscreteGaussian(row.sigma).tail(64)
-    elif isinstance(row, GridGaussian):
-        far = row.clip + DiscreteGaussian(row.sigma).tail(64)
-    elif isinstance(row, GridLaplace):
-        far = row.clip + DiscreteLaplace(row.scale).tail(64)
-    else:
-        raise TaskError("row 'update' has no noise: the simulator runs such a task, a server does not.")
-    entries = (math.prod(fixed.model.shape),)
-    count = Field("<i4", (), 1, 2**31 - 1)
-    fields = {**version, "count": count, "update": Field("<i4", entries, -far, far)}
-    if scheduled:
-        return {"local/scheduled/1": {**fields, "trip": Field("<i4", (), 0, 2**31 - 1)}}
-    return {"local/update/1": fields}
+    scheduled = fixed.table["update"].scheduled
+    public = {"version": NUMBER, "count": Field("<i4", (), 1, 2**31 - 1), **({"trip": NUMBER} if scheduled else {})}
+    shapes = {"update": (math.prod(fixed.model.shape),)}
+    return fields_heard(ScheduledUpdate if scheduled else Update, task, fixed.table, shapes, **public)
+
+
+# --- what nobody chose ---
+
+MOST_LOCAL_STEPS = 20
+
+
+def advise(task: Task, shape: Shape | None) -> Task:
+    """The task with rate, local steps and the server's batch, where it names no rate: public rules (R4).
+
+    As many local steps as all rounds need to travel as far as noise allows, each as long as the price of a sample by
+    stability lets it be (L5).
+    """
+    if shape is None or "rate" in task.protocol:
+        return task
+    model = read_model(task.model, task.features.dimension, task.classes, task.labels.bound)
+    smooth = model.smoothness(float(task.features.norm.bound))
+    longest = 1 / smooth if smooth else 1.0
+    whole = task.masking is not None or "combine" in task.protocol
+    alone = {} if whole else {"server_batch": shape.devices}
+    chosen = {**alone, "rate": {"c": short(longest)}, **task.protocol}
+    fixed = plan(task.with_(protocol=chosen))
+    check_ins = shape.check_ins(task, fixed.settings.batch)
+    together = task.masking.cohort if task.masking is not None else fixed.settings.server_batch
+    together *= 1 if fixed.settings.combine is None else fixed.settings.combine.uploads
+    rounds = max(1, check_ins // min(together, shape.devices))
+    row = fixed.table["update"]
+    deviation = deviation_of_mean(row.noise_variance, check_ins) * float(row.grid.step)
+    far = shape.longest_step(noise=deviation, rounds=rounds, momentum=0.0, smoothness=1e-3)
+    steps = int(task.protocol.get("local_steps", min(MOST_LOCAL_STEPS, max(1, math.ceil(far / longest)))))
+    rate = {"c": short(min(longest, far / steps))}
+    return task.with_(protocol={**chosen, "local_steps": steps, "rate": rate})
+
+
+def uses(task: Task, shape: Shape) -> int:
+    """Enough for the planned rounds of everybody."""
+    together = shape.devices if task.masking is None else min(task.masking.cohort, shape.devices)
+    return max(1, math.ceil(shape.rules.rounds * together / shape.devices))
 
 
 device = Role(start=wait, on={Sensed: check_out, Weights: contribute})
-server = Role(start=publish_initial, on={Update: apply_update, ScheduledUpdate: apply_update, UpdateTotal: apply_total})
+server = Role(
+    start=publish_initial, on={**heard_by(Update, apply_total), Update: apply_update, ScheduledUpdate: apply_update}
+)
 protocol = Protocol(
     "local_updates",
     device,
     server,
     mechanisms,
-    check=plan,
-    batch=lambda task: plan(task).settings.batch,
     model=lambda task, state: state.weights,
-    settle=lambda task: pin_grid(task, plan(task).grid),
     expected=expected,
     progress=lambda task, state: Tally(int(state.taken)),
-    masked=(MaskedUpdate, UpdateTotal),
+    contribution=Update,
     remarks=remarks,
+    check_ins_until=check_ins_until,
+    settings=Settings,
+    advise=advise,
+    uses=uses,
 )

@@ -31,44 +31,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from crowdml.arrays import Array, Integers, Samples, struct
+from crowdml.channels import NUMBER, Channel, Field, contribution, default_channel, fields_heard, heard_by, let_out
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Public, message
-from crowdml.privacy.calibration import skellam_variance
-from crowdml.privacy.laws import DiscreteLaplace
-from crowdml.privacy.mechanisms import CountLaplace, Exposed, Mechanism, SkellamCount, root_up
-from crowdml.privacy.private import Masked, Private, Release, Rows
-from crowdml.privacy.sensitivity import L1, Observer
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.private import Private, Release, Rows
+from crowdml.privacy.rows import Promise, count_row
 from crowdml.protocol import (
     CheckOut,
     Context,
-    Field,
     Kept,
     Noisy,
     Protocol,
     Publish,
     Role,
+    Rule,
     Send,
     Sensed,
     Step,
     Stop,
     Tally,
     address_of,
-    total_fields,
 )
-from crowdml.task import Task, between, choose, read_section
+from crowdml.settings import Between, OneOf, read_kind
+from crowdml.task import Task
 
 if TYPE_CHECKING:
     from crowdml.models.clusters import Voters
 
 EARTH = 6_371_008.8
 """Metres: the mean radius, for distances along great circles."""
+OCCURRED = Promise(
+    "about how often each label occurred among this batch's measurements",
+    "about how often each label occurred, over a cohort",
+    "how often each label occurred, exactly",
+)
 MOST_LISTENERS = 1_000
 """Places that one may write to: an envelope names each of them."""
 
@@ -77,42 +80,30 @@ MOST_LISTENERS = 1_000
 class Settings:
     """The `[protocol]` table of a task."""
 
-    batch: int
+    batch: Annotated[int, Between(1, 100_000)]
     """b: windows of a batch, and samples of a release."""
-    peers: int = 0
+    peers: Annotated[int, Between(0, 64)] = 0
     """c: the nearest places that a device learns from; 0 where the crowd's histogram is all that is wanted."""
-    memory: int = 128
+    memory: Annotated[int, Between(1, 10_000)] = 128
     """Batches of which a device keeps its own windows and what its peers said, newest first."""
-    person: int = 1
+    person: Annotated[int, Between(1, 100_000)] = 1
     """K: in how many measurements one person may be. It changes no noise: it is what `task check` says of a person."""
-    vote: str = "majority"
+    vote: Annotated[str, OneOf("majority", "weighted")] = "majority"
     """How a device's models vote: each the same, or `weighted` by the device's own labels, which never leave."""
     kind: str = "proportions"
-
-    def __post_init__(self) -> None:
-        choose("protocol.vote", self.vote, ("majority", "weighted"))
-        between("protocol.batch", self.batch, 1, 100_000)
-        between("protocol.peers", self.peers, 0, 64)
-        between("protocol.memory", self.memory, 1, 10_000)
-        between("protocol.person", self.person, 1, 100_000)
 
 
 @dataclass(frozen=True)
 class Clusters:
     """The `[model]` table of a task with peers."""
 
-    k: int = 16
+    k: Annotated[int, Between(2, 1_000)] = 16
     """Clusters of a device's own windows; each gets one label."""
-    restarts: int = 10
+    restarts: Annotated[int, Between(1, 1_000)] = 10
     """Starts of a search for their labels."""
-    solver: str = "shares"
+    solver: Annotated[str, OneOf("shares", "search")] = "shares"
     """How they get labels: by the shares of classes that explain all batches best, or by a `search` (Stolpe, Morik)."""
     kind: str = "clusters"
-
-    def __post_init__(self) -> None:
-        choose("model.solver", self.solver, ("shares", "search"))
-        between("model.k", self.k, 2, 1_000)
-        between("model.restarts", self.restarts, 1, 1_000)
 
 
 @dataclass(frozen=True)
@@ -126,13 +117,13 @@ class Plan:
     nearest: Integers
     """[places, c]: the c nearest of each place, nearest first."""
     correspondents: tuple[tuple[int, ...], ...]
-    """Of each place, whom it writes to and hears from: it is mutual."""
+    """For each place, the places it writes to and hears from. The relation is symmetric."""
 
 
 @lru_cache(maxsize=256)
 def plan(task: Task) -> Plan:
     """Read the task; refuse what this protocol cannot run."""
-    settings = read_section(Settings, task.protocol, "protocol")
+    settings = read_kind(Settings, task.protocol, "protocol")
     if task.as_published:
         raise TaskError(
             "as_published = true: p-LLP as published has no guarantee, and no door lets it out. "
@@ -178,27 +169,15 @@ def _model(task: Task, settings: Settings) -> Clusters | None:
             f"protocol.peers = {settings.peers}, and [[places]] lists {len(task.places)}: each has at most "
             f"{max(0, len(task.places) - 1)} others to learn from."
         )
-    return read_section(Clusters, task.model, "model")
+    return read_kind(Clusters, task.model, "model")
 
 
 def _counts(task: Task, settings: Settings) -> Mechanism:
-    privacy, masking, everything = task.privacy, task.masking, Rows(0, settings.batch)
-    promise = "about how often each label occurred among this batch's measurements"
-    if privacy.mechanism == "none":
-        seen = Observer.ANYONE if masking is None else Observer.AGGREGATE
-        return Exposed(L1(Fraction(0)), everything, "how often each label occurred, exactly", seen)
-    epsilon = privacy.epsilon["counts"]
-    if masking is None:
-        if privacy.mechanism != "discrete-laplace":
-            raise TaskError(
-                f'privacy.mechanism = "{privacy.mechanism}": counts take the least noise from "discrete-laplace".'
-            )
-        return CountLaplace(L1(Fraction(2)), epsilon, everything, promise)
-    total = skellam_variance(root_up(Fraction(2)), Fraction(2), epsilon, privacy.delta, 1)
-    about = "about how often each label occurred, over a cohort"
-    return SkellamCount(
-        L1(Fraction(2)), total / masking.honest, masking.honest, everything, int(task.classes or 0), about
-    )
+    if task.masking is None and task.privacy.mechanism not in ("discrete-laplace", "none"):
+        raise TaskError(
+            f'privacy.mechanism = "{task.privacy.mechanism}": counts take the least noise from "discrete-laplace".'
+        )
+    return count_row(task, "counts", cells=int(task.classes or 0), covers=Rows(0, settings.batch), promise=OCCURRED)
 
 
 # --- who is near whom ---
@@ -249,24 +228,16 @@ def remarks(task: Task) -> tuple[str, ...]:
         return ()
     person = fixed.settings.person
     whose = (
-        "Protected is one measurement, not a person: somebody who is in K measurements pays K times as much. "
+        "The guarantee protects one measurement, not a person: somebody who is in K measurements pays K times as much. "
         "protocol.person states a bound on K."
         if person == 1
         else f"A person who is in at most {person} measurements pays ε={float(person * epsilon):g} in all."
     )
-    return (whose, f"A count's noise has a standard deviation of {variance(fixed.counts) ** 0.5:.3g}, in batches of "
-            f"{fixed.settings.batch}.")  # fmt: skip
-
-
-def variance(row: Mechanism) -> float:
-    """Of the noise in one count that one device lets out."""
-    if isinstance(row, Exposed):
-        return 0.0
-    if isinstance(row, SkellamCount):
-        return float(row.variance)
-    assert isinstance(row, CountLaplace)
-    alpha = float(np.exp(-1 / float(row.scale)))
-    return 2 * alpha / (1 - alpha) ** 2
+    deviation = fixed.counts.noise_variance**0.5
+    return (
+        whose,
+        f"A count's noise has a standard deviation of {deviation:.3g}, in batches of {fixed.settings.batch}.",
+    )
 
 
 # --- what travels ---
@@ -280,29 +251,13 @@ class Counted:
     version: Public[Integers]
 
 
-@message("proportions/counts/1")
+@contribution("proportions/counts/1", masked="proportions/masked/1", total="proportions/total/1")
 class Proportions:
     """A device's check-in: how often each label occurred in its batch of this number, and where it stands."""
 
     counts: Release[Integers]
     place: Public[Integers]
     batch: Public[Integers]
-
-
-@message("proportions/masked/1")
-class MaskedCounts:
-    """A device's check-in under masks."""
-
-    counts: Masked[Integers]
-
-
-@message("proportions/total/1")
-class CountsTotal:
-    """What the server hears of a cohort."""
-
-    counts: Release[Integers]
-    devices: Public[Integers]
-    version: Public[Integers]
 
 
 # --- the device ---
@@ -339,9 +294,8 @@ def tell(task: Task, state: Listening, counted: Counted, ctx: Context) -> Step[L
         return Step(after)
     fixed = plan(task)
     rows = batch.map(lambda samples: (samples.y[:, None] == np.arange(fixed.classes)).astype(np.int32))
-    if task.masking is not None:
-        return Step(after, (Send(SERVER, MaskedCounts(ctx.masked("counts", rows))),))
-    said = Proportions(ctx.release("counts", rows), np.int32(ctx.place), np.int32(ctx.trip))
+    here, number = np.int32(ctx.place), np.int32(ctx.trip)
+    said = let_out(Proportions, task, ctx, {"counts": rows}, place=here, batch=number)
     to = frozenset(map(address_of, fixed.correspondents[int(ctx.place)])) if fixed.settings.peers else SERVER
     return Step(after, (Send(to, said),))
 
@@ -349,11 +303,13 @@ def tell(task: Task, state: Listening, counted: Counted, ctx: Context) -> Step[L
 def hear(task: Task, state: Listening, said: Proportions, ctx: Context) -> Step[Listening]:
     """Keep what one of the c nearest said of a batch; a repeated or older one changes nothing, a stranger's neither."""
     fixed = plan(task)
-    nearest, memory = fixed.nearest[int(ctx.place)], fixed.settings.memory
-    slot = (nearest[:, None] == said.place) & (np.arange(memory) == said.batch % memory)
-    fresh = slot & (said.batch > state.batches)
-    counts = np.where(fresh[..., None], said.counts.value, state.counts).astype(np.int32)
-    return Step(replace(state, counts=counts, batches=np.where(fresh, said.batch, state.batches).astype(np.int32)))
+    peer, column = fixed.nearest[int(ctx.place)] == said.place, said.batch % fixed.settings.memory
+    fresh = peer & (state.batches[:, column] < said.batch)
+    if not fresh.any():
+        return Step(state)
+    counts, batches = state.counts.copy(), state.batches.copy()
+    counts[fresh, column], batches[fresh, column] = said.counts.value, said.batch
+    return Step(Listening(counts, batches, state.waiting))
 
 
 def learn(task: Task, state: Listening, kept: Kept, seed: int) -> Voters:
@@ -381,7 +337,7 @@ def learn(task: Task, state: Listening, kept: Kept, seed: int) -> Voters:
         k=model.k,
         restarts=model.restarts,
         seed=seed,
-        variance=variance(fixed.counts),
+        variance=fixed.counts.noise_variance,
         solver=model.solver,  # pyright: ignore[reportArgumentType]  one of two, as checked
         y=np.asarray(kept.y).ravel() if fixed.settings.vote == "weighted" else None,
     )
@@ -405,22 +361,13 @@ def publish_initial(task: Task, ctx: Context) -> Step[Histogram]:
     return Step(state, (Publish(Counted(state.counts, none)),))
 
 
-def add(task: Task, state: Histogram, said: Proportions, ctx: Context) -> Step[Histogram]:
+def add(task: Task, state: Histogram, said: Any, ctx: Context) -> Step[Histogram]:
     """Count a batch. To relay what was said is the shell's part: the server has nothing to add to it."""
-    return _counted(task, state, said.counts.value, 1)
-
-
-def add_total(task: Task, state: Histogram, total: CountsTotal, ctx: Context) -> Step[Histogram]:
-    """Count the batches of a cohort."""
-    return _counted(task, state, total.counts.value, total.devices)
-
-
-def _counted(task: Task, state: Histogram, counts: Integers, batches: Integers) -> Step[Histogram]:
-    version = np.int32(state.version + 1)
-    after = Histogram(state.counts + np.asarray(counts, np.int64), np.int32(state.batches + batches), version)
-    stops: tuple[Stop, ...] = ()
-    if task.stop.steps is not None:
-        stops = (Stop(f"stop.steps = {task.stop.steps} is reached", version >= task.stop.steps),)
+    version, counts = np.int32(state.version + 1), np.asarray(said.counts.value, np.int64)
+    after = Histogram(state.counts + counts, np.int32(state.batches + said.devices), version)
+    last = task.stop.steps
+    rule = Rule("steps", f"stop.steps = {last} is reached", (("steps", last or 0),))
+    stops = () if last is None else (Stop(rule, version >= last),)
     return Step(after, (Publish(Counted(after.counts, version)), *stops))
 
 
@@ -428,7 +375,7 @@ def tally(task: Task, state: Histogram) -> Tally:
     """The crowd's noisy label counts, and how much noise is in them."""
     fixed, batches = plan(task), int(state.batches)
     counts = tuple(int(count) for count in np.asarray(state.counts))
-    noisy = Noisy(counts, batches * fixed.settings.batch, batches * variance(fixed.counts))
+    noisy = Noisy(counts, batches * fixed.settings.batch, batches * fixed.counts.noise_variance)
     return Tally(batches, labels=noisy)
 
 
@@ -441,36 +388,33 @@ def distribution(task: Task, state: Histogram) -> Array:
 
 
 def expected(task: Task) -> Mapping[str, Mapping[str, Field]]:
-    """What a check-in may hold. Noise beyond its bound has a chance below 2^-64, so no honest device is refused."""
-    fixed = plan(task)
-    row, number = fixed.counts, Field("<i4", (), 0, 2**31 - 1)
-    if isinstance(row, SkellamCount):
-        return {"proportions/total/1": {"version": number, **total_fields(mechanisms(task), task)}}
-    if not isinstance(row, CountLaplace):
-        raise TaskError("row 'counts' has no noise: the simulator runs such a task, a server does not.")
-    reach = DiscreteLaplace(row.scale).tail(64)
-    counts = Field("<i4", (fixed.classes,), -reach, fixed.settings.batch + reach)
-    where = Field("<i4", (), -1, -1) if not task.places else Field("<i4", (), 0, len(task.places) - 1)
-    return {"proportions/counts/1": {"counts": counts, "place": where, "batch": number}}
+    """What a check-in, or a cohort's total, may hold."""
+    where = Field("<i4", (), 0, len(task.places) - 1) if task.places else Field("<i4", (), -1, -1)
+    shapes = {"counts": (plan(task).classes,)}
+    return fields_heard(Proportions, task, mechanisms(task), shapes, place=where, batch=NUMBER)
 
 
 device = Role(start=listen, on={Sensed: hold, Counted: tell, Proportions: hear})
-server = Role(start=publish_initial, on={Proportions: add, CountsTotal: add_total})
+server = Role(start=publish_initial, on=heard_by(Proportions, add))
 protocol = Protocol(
     "proportions",
     device,
     server,
     mechanisms,
-    check=plan,
-    batch=lambda task: plan(task).settings.batch,
     model=distribution,
     settle=lambda task: task,
     expected=expected,
     progress=tally,
     remarks=remarks,
-    masked=(MaskedCounts, CountsTotal),
+    contribution=Proportions,
+    channel=lambda task: Channel.RELAYED if plan(task).settings.peers else default_channel(task),
     peers=lambda task: plan(task).correspondents if plan(task).settings.peers else (),
     keeps=lambda task: plan(task).settings.memory if plan(task).settings.peers else 0,
     learn=learn,
+    traced=False,  # counts have 64 bits
     overlaps=True,
+    settings=Settings,
+    fits=lambda shape, masked: (
+        "proportions learns from windows of readings at public places, not from rows of a table."
+    ),
 )

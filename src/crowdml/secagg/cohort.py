@@ -9,15 +9,13 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from crowdml.arrays import Array
-from crowdml.secagg.graph import COMPLETE, Plan, circle, neighbours_on
+from crowdml.secagg.graph import COMPLETE, GraphPlan, circle, neighbours_on
 from crowdml.secagg.masks import Binding
 from crowdml.secagg.messages import Advert
 from crowdml.secagg.refusals import Refused
 from crowdml.secagg.terms import Terms
 from crowdml.wire.keys import PUBLIC_SIZE, device_id
 from crowdml.wire.packing import pack
-
-__all__ = ["Roster", "pack_roster", "read_roster"]
 
 ENTRY = PUBLIC_SIZE + 32
 
@@ -30,7 +28,7 @@ class Roster:
     publics: tuple[bytes, ...]
     adverts: tuple[bytes, ...]  # hashes
     hash: bytes
-    plan: Plan
+    plan: GraphPlan
     neighbours: Array  # [devices, k], indices in rising order
     sealing: bytes  # the salt under which shares are sealed
 

@@ -47,8 +47,6 @@ from crowdml.secagg.refusals import Refused
 from crowdml.secagg.terms import Terms
 from crowdml.wire.keys import SIGNATURE_SIZE, Key, verify
 
-__all__ = ["DeviceRound", "advertise", "agree", "hold", "mask", "reveal", "share"]
-
 ADVERTISED, SHARED, HELD, MASKED, AGREED, REVEALED = "advertised", "shared", "held", "masked", "agreed", "revealed"
 
 

@@ -1,4 +1,4 @@
-"""Who shares masks with whom: everyone with everyone, or, in a large cohort, each with k neighbours.
+"""Which devices share masks: everyone with everyone, or, in a large cohort, each with k neighbours.
 
 The sparse graph is a circle on which each device is joined to the k/2 before and the k/2 after it (Harary), its order
 drawn by a hash of everything that was advertised (Bell et al., CCS 2020, section 3). `plan` computes k and t.
@@ -30,8 +30,6 @@ import numpy as np
 
 from crowdml.arrays import Array
 
-__all__ = ["COMPLETE", "GRINDING", "Plan", "circle", "neighbours_on", "plan", "tail"]
-
 COMPLETE = 200
 """Cohorts up to this size have the complete graph: the sparse one would save little."""
 GRINDING = 40
@@ -39,7 +37,7 @@ GRINDING = 40
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphPlan:
     """For one size of cohort: `neighbours` of each device, `threshold` shares to rebuild a secret, `quorum` others that
     must have signed the same survivors, and the least `survivors`. `complete` if everyone is a neighbour."""
 
@@ -53,14 +51,8 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def plan(
-    devices: int,
-    colluders: int,
-    survivors: int,
-    *,
-    security: int = 40,
-    correctness: int = 30,
-    complete: int = COMPLETE,
-) -> Plan | None:
+    devices: int, colluders: int, survivors: int, *, security: int = 40, correctness: int = 30, complete: int = COMPLETE
+) -> GraphPlan | None:
     """The plan of a cohort, or None if no threshold is both safe and within reach of the survivors.
 
     2 quorum > devices + colluders: two different lists of survivors cannot both find their signers, as an honest device
@@ -78,8 +70,8 @@ def plan(
         low, high = (low, middle) if enough else (middle, high)
     threshold = _threshold(devices, colluders, survivors, 2 * high, security, correctness) if high else 0
     if threshold and 2 * high < devices - 1:
-        return Plan(devices, 2 * high, threshold, quorum, survivors, complete=False)
-    return Plan(devices, devices - 1, quorum, quorum, survivors, complete=True)
+        return GraphPlan(devices, 2 * high, threshold, quorum, survivors, complete=False)
+    return GraphPlan(devices, devices - 1, quorum, quorum, survivors, complete=True)
 
 
 def _threshold(n: int, colluders: int, survivors: int, k: int, security: int, correctness: int) -> int:

@@ -25,8 +25,6 @@ from crowdml.arrays import Array
 from crowdml.secagg.refusals import Refused
 from crowdml.wire.packing import pack
 
-__all__ = ["KEY_SIZE", "Binding", "add_stream", "agree", "check_point", "derive", "pair_key", "public_of", "self_key"]
-
 KEY_SIZE = 32
 _FIELD_PRIME = 2**255 - 19
 _ANY_SCALAR = X25519PrivateKey.from_private_bytes(hashlib.sha256(b"crowdml/secagg/any-scalar").digest())

@@ -19,11 +19,6 @@ from crowdml.wire.keys import PUBLIC_SIZE, SIGNATURE_SIZE, Key, verify
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
 from crowdml.wire.problems import Problem
 
-__all__ = [
-    "KINDS", "Advert", "Agreement", "Agreements", "Cohort", "Held", "Masked", "Message", "Reveal", "Shares",
-    "Survivors", "binary", "bitmap", "decode", "encode", "members", "number", "open_message", "table", "text",
-]  # fmt: skip
-
 LARGEST = 2**30
 """Bytes that are read of one message or state; what carries it has limits of its own."""
 

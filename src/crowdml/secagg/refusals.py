@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from crowdml.errors import CrowdmlError
 
-__all__ = ["Refused"]
-
 
 class Refused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     """A message of the other side is wrong, late or a lie. The state is as before, and nothing was said."""

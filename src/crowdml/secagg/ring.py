@@ -12,8 +12,6 @@ from crowdml.arrays import Array, Integers
 from crowdml.errors import TaskError
 from crowdml.secagg.refusals import Refused
 
-__all__ = ["BITS", "check_sum", "decode", "element", "encode", "from_bytes", "to_bytes"]
-
 BITS = (32, 64)
 
 

@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from crowdml.secagg.masks import derive
 from crowdml.secagg.shamir import SHARE_SIZE
 
-__all__ = ["CONTENT_SIZE", "SEALED_SIZE", "seal", "unseal"]
-
 CONTENT_SIZE = 2 * SHARE_SIZE
 """A share of the pair key, then one of the self-mask's seed."""
 SEALED_SIZE = CONTENT_SIZE + 16

@@ -8,6 +8,7 @@ when it arrives, and only its hash is kept. A round ends `summed`, or `abandoned
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -47,16 +48,12 @@ from crowdml.secagg.refusals import Refused
 from crowdml.secagg.terms import Terms
 from crowdml.wire.keys import device_id, verify
 
-__all__ = [
-    "ABANDONED", "ADVERTISE", "AGREE", "MASK", "PHASES", "REVEAL", "SHARE", "SUMMED", "ServerRound", "abandon", "add",
-    "begin",
-    "can_mask", "close", "expected", "has_answered", "hear", "is_complete", "sums", "takes_part", "tell",
-]  # fmt: skip
-
 ADVERTISE, SHARE, MASK, AGREE, REVEAL = "advertise", "share", "mask", "agree", "reveal"
 SUMMED, ABANDONED = "summed", "abandoned"
 PHASES = (ADVERTISE, SHARE, MASK, AGREE, REVEAL, SUMMED)
 
+PATIENCE = 3
+"""Windows in which one device above the minimum is waited for, after the margin has shrunk to nothing."""
 ATTEMPTS = 32
 """With how many sets of holders a secret is tried that did not come back right: some of them may lie."""
 NAMED = 8
@@ -100,6 +97,20 @@ class ServerRound:
 def begin(round: int) -> ServerRound:  # noqa: A002  our word
     """Open a round; the number must be above that of every earlier round of the task, abandoned ones included."""
     return ServerRound(round, ADVERTISE, "", "", "", {}, b"", {}, b"", b"", {}, b"", b"", {}, {})
+
+
+def enough_devices(least: int, most: int, windows: int) -> int:
+    """With how many devices a cohort is fixed when its window is over, after so many windows with too few of them.
+
+    Enough is the minimum and a quarter of the room above it, for some will go missing; half of that margin after
+    each further window, so that a small crowd gets its round. Down to one: with the bare minimum a single device
+    that vanishes costs everybody the round, so it is taken only if nobody else came for `PATIENCE` more windows.
+    """
+    quarter = math.ceil((most - least) / 4)
+    margin = quarter >> windows
+    if not margin and windows < quarter.bit_length() + PATIENCE:
+        margin = min(1, most - least)
+    return least + margin
 
 
 def hear(terms: Terms, state: ServerRound, sender: str, message: Message) -> ServerRound:
@@ -241,15 +252,21 @@ def takes_part(terms: Terms, state: ServerRound, device: str) -> bool:
 
     Nobody does while devices advertise, or once it ended.
     """
+    return may_be_summed(terms, state, device) and (
+        state.phase != REVEAL or read_roster(terms, state.round, state.roster).index(device) in state.agreements
+    )
+
+
+def may_be_summed(terms: Terms, state: ServerRound, device: str) -> bool:
+    """Whether the vector of this device is in the sum, or can still come into it. False before the cohort is fixed, and
+    once the round ended."""
     if state.phase in (ADVERTISE, SUMMED, ABANDONED):
         return False
     roster = read_roster(terms, state.round, state.roster)
     own = roster.index(device)
     if own is None or state.phase == SHARE:
         return own is not None
-    if state.phase == MASK:
-        return bool(members(state.sharers, len(roster))[own])
-    return bool(members(state.survivors, len(roster))[own]) and (state.phase == AGREE or own in state.agreements)
+    return bool(members(state.sharers if state.phase == MASK else state.survivors, len(roster))[own])
 
 
 def has_answered(terms: Terms, state: ServerRound, device: str) -> bool:
@@ -474,8 +491,8 @@ def _rebuild(state: ServerRound, roster: Roster, adverts: list[Advert], sharers:
 
 
 def _blamed(terms: Terms, roster: Roster, rebuilt: Rebuilt) -> str:
-    """Who revealed wrong shares of more devices than may have dealt them wrong; who dealt shares that more devices
-    could not open than may say so; and whose shares gave no secret.
+    """A sentence that names the devices at fault: those that revealed wrong shares of more devices than may have dealt
+    wrong ones, those whose shares more devices could not open than may lie, and those whose shares gave no secret.
 
     An owner can deal a wrong share to an honest holder, and a holder can say of anyone that it could not open its
     letter. If at most `colluders` lie, and at most one where none are counted on, all that the first two name have.

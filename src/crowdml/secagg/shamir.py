@@ -18,8 +18,6 @@ import numpy as np
 
 from crowdml.arrays import Array
 
-__all__ = ["LIMBS", "SECRET_SIZE", "SHARE_SIZE", "P", "at", "from_bytes", "join", "split", "to_bytes", "wrong"]
-
 P = 2**31 - 1
 SECRET_SIZE = 32
 LIMBS, LIMB_BITS = 9, 29
@@ -126,7 +124,7 @@ def _inverse(values: Array) -> Array:
 
 
 def _product(factors: Array) -> Array:
-    """Of each row."""
+    """The product of each row."""
     found = np.ones(len(factors), np.uint64)
     for column in factors.T:
         found = found * column % P

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from crowdml.errors import TaskError
-from crowdml.privacy.mechanisms import Aggregated
+from crowdml.privacy.mechanisms import Share
 from crowdml.privacy.sensitivity import Observer
-from crowdml.protocol import SIGMAS
 from crowdml.secagg import ring
-from crowdml.secagg.graph import COMPLETE, Plan, plan
+from crowdml.secagg.graph import COMPLETE, GraphPlan, plan
 from crowdml.task import Task
 
-__all__ = ["MOST_DEVICES", "Field", "Terms", "fields_of", "terms_of"]
-
 MOST_DEVICES = 65_536
-"""Of a cohort whose masks are real: each device reads a list of all. A simulated one has none, and may be larger."""
+"""Most devices of a cohort with real masks: each device reads a list of all. A simulated one may be larger."""
 
 
 @dataclass(frozen=True)
-class Field:
+class RingField:
     """One vector of the masked message. Entries of one device's contribution are at most `bound` in magnitude before
     noise; `slack` is what the noise of a whole cohort may add to an entry (six sigma)."""
 
@@ -47,7 +43,7 @@ class Terms:
     """
 
     task: bytes
-    fields: tuple[Field, ...]
+    fields: tuple[RingField, ...]
     smallest: int
     largest: int
     survivors: int
@@ -98,7 +94,7 @@ class Terms:
         """Bytes of a masked body."""
         return sum(field.size for field in self.fields)
 
-    def plan(self, devices: int) -> Plan:
+    def plan(self, devices: int) -> GraphPlan:
         """What a cohort of this size must keep to: the same for every device and for the server."""
         if not self.smallest <= devices <= self.largest:
             raise ValueError(f"A cohort of this task has {self.smallest} to {self.largest} devices, not {devices}.")
@@ -106,7 +102,7 @@ class Terms:
         assert found is not None, "a plan for the largest cohort is one for every smaller one"
         return found
 
-    def _plan(self, devices: int) -> Plan | None:
+    def _plan(self, devices: int) -> GraphPlan | None:
         return plan(
             devices,
             self.colluders,
@@ -124,7 +120,7 @@ def terms_of(task: Task, table: Mapping[str, Any]) -> Terms:
     return Terms(task.hash, fields, masking.minimum, masking.cohort, masking.minimum, masking.colluders)
 
 
-def fields_of(task: Task, table: Mapping[str, Any]) -> tuple[Field, ...]:
+def fields_of(task: Task, table: Mapping[str, Any]) -> tuple[RingField, ...]:
     """One for each row of the protocol's table that the aggregate alone may see.
 
     The ring has 32 bits where the sum of the largest cohort fits with its noise, else 64.
@@ -136,10 +132,10 @@ def fields_of(task: Task, table: Mapping[str, Any]) -> tuple[Field, ...]:
             f"task {task.name!r}: masks need [masking] in the task and a protocol that says sums alone; "
             f"{sorted(set(table) - set(rows)) or 'nothing'} would be said without."
         )
-    return tuple(_field(name, cast(Aggregated, row), masking.cohort) for name, row in rows.items())
+    return tuple(_field(name, cast(Share, row), masking.cohort) for name, row in rows.items())
 
 
-def _field(tag: str, row: Aggregated, cohort: int) -> Field:
-    slack = SIGMAS * (math.isqrt(math.ceil(cohort * row.variance)) + 1)
+def _field(tag: str, row: Share, cohort: int) -> RingField:
+    slack = row.slack_of_sum(cohort)
     bits = 32 if cohort * row.bound + 2 * slack < 2**31 else 64
-    return Field(tag, row.length, bits, row.bound, slack)
+    return RingField(tag, row.length, bits, row.bound, slack)

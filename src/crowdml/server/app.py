@@ -25,19 +25,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from crowdml.server import logs, portal
-from crowdml.server.connection import Answered, Header
+from crowdml.server.connection import Answered, Header, packed_head
 from crowdml.server.hub import Hub
 from crowdml.server.limits import Rates, source
 from crowdml.server.openapi import describe
 from crowdml.server.portal.public import CONTACT
-from crowdml.server.portal.studies import Price, find_price
+from crowdml.server.portal.studies import find_price
 from crowdml.server.runner import Offer, TaskRunner
 from crowdml.server.sizes import largest_check_in, largest_masked, largest_message
 from crowdml.storage.server import StoreError
-from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.packing import LARGEST_INTEGER, pack
 from crowdml.wire.problems import PROBLEMS, Problem
@@ -118,24 +116,9 @@ class Front:
                 if path.endswith(PUBLICATION) and scope["method"] in ("GET", "HEAD"):
                     await self._check_out(scope, path, send)
                     return
-                if path.endswith(CHECK_IN) and scope["method"] == "POST":
-                    await self._check_in(scope, receive, path, send)
-                    self.addresses.give(address)
-                    return
-                if path.endswith(ROUND) and scope["method"] in ("GET", "POST"):
-                    await self._round(scope, receive, path, send)
-                    self.addresses.give(address)
-                    return
-                if path.endswith(MAILBOX) and scope["method"] == "GET":
-                    await self._mailbox(scope, path, send)
-                    self.addresses.give(address)
-                    return
-                if path.endswith(HELD) and scope["method"] == "GET":
-                    await self._held(scope, path, send)
-                    self.addresses.give(address)
-                    return
-                if PLACES in path and scope["method"] == "POST":
-                    await self._claim(scope, receive, path, send)
+                answer = self._signed_request(scope["method"], path)
+                if answer is not None:
+                    await answer(scope, receive, path, send)
                     self.addresses.give(address)
                     return
             scope["crowdml.request"] = secrets.token_hex(6)
@@ -191,17 +174,17 @@ class Front:
     def check_out(self, hash_: bytes, headers: list[Header], address: str, common: list[Header]) -> bytes:
         """GET /v1/tasks/{hash}/publication, whole."""
         self.addresses.take(address, time.monotonic())
-        runner = self.hub.runners[hash_]
+        runner = self.hub.find(hash_)
         offer, window, state = runner.offer, self.hub.window(), self.hub.states[hash_]
         kept = self._answers.get(hash_)
         if kept is None or kept[0][0] is not offer or kept[0][1] is not common or kept[0][2:] != (window, state):
             tag, full, same = self._head(runner, offer)
-            whole = _packed_head(200, [*common, *full]) + offer.body
+            whole = packed_head(200, [*common, *full]) + offer.body
             kept = self._answers[hash_] = (
                 (offer, common, window, state),
                 tag,
                 whole,
-                _packed_head(304, [*common, *same]),
+                packed_head(304, [*common, *same]),
             )
         for name, value in headers:
             if name == b"if-none-match" and (kept[1] in value or value == b"*"):
@@ -235,7 +218,7 @@ class Front:
         found = self._receipt_heads.get((status, size))
         if found is None:
             headers = [*common, *receipt_headers(size, window)]
-            found = self._receipt_heads[status, size] = _packed_head(status, headers)
+            found = self._receipt_heads[status, size] = packed_head(status, headers)
         return found
 
     def refusal(self, error: Exception, method: str, path: str) -> tuple[int, list[Header], bytes]:
@@ -263,6 +246,18 @@ class Front:
         return Problem("internal", "The server made a mistake; nothing changed.", request=number)
 
     # --- through ASGI ---
+
+    def _signed_request(self, method: str, path: str) -> Any:
+        """What answers a request that a device signs; None where the router does."""
+        if path.endswith(CHECK_IN) and method == "POST":
+            return self._check_in
+        if path.endswith(ROUND) and method in ("GET", "POST"):
+            return self._round
+        if path.endswith(MAILBOX) and method == "GET":
+            return self._mailbox
+        if path.endswith(HELD) and method == "GET":
+            return self._held
+        return self._claim if PLACES in path and method == "POST" else None
 
     async def _check_out(self, scope: Scope, path: str, send: Send) -> None:
         """GET /v1/tasks/{hash}/publication: what the server offers now; 304 if the device has it."""
@@ -327,7 +322,7 @@ class Front:
         hub, hash_ = self.hub, _hash(path[len(TASKS) : -len(ROUND)])
         rounds = hub.rounds(hash_)  # 404
         if scope["method"] == "GET":
-            device = await self._member(scope, hash_, b"")  # 401, 403
+            device = await member(self.hub, scope, hash_)  # 401, 403
             status, view = 200, hub.look_at(hash_, device, _number(scope, "round"))  # 410, 429, 503
         else:
             hub.admit()  # 503, before the body is read
@@ -346,32 +341,25 @@ class Front:
         relay = hub.relay(hash_)  # 404
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
             raise Problem("not-found", "A place is named by its number in the task's list, from 0.")
-        device = await self._member(scope, hash_, await read_body(scope, receive, 1024))  # 401, 403, 413
+        device = await member(hub, scope, hash_, await read_body(scope, receive, 1024))  # 401, 403, 413
         is_new = await hub.claim(hash_, int(text), device)  # 404, 409, 410, 429, 507
         said = {"place": int(text), "name": relay.task.places[int(text)].name}
         await _answer(send, 201 if is_new else 200, JSON, json.dumps(said, ensure_ascii=False).encode())
 
-    async def _mailbox(self, scope: Scope, path: str, send: Send) -> None:
+    async def _mailbox(self, scope: Scope, _: Receive, path: str, send: Send) -> None:
         """GET /v1/tasks/{hash}/mailbox?after=: what peers wrote to this device's place, after that journal entry."""
         hash_ = _hash(path[len(TASKS) : -len(MAILBOX)])
         self.hub.relay(hash_)  # 404
-        device = await self._member(scope, hash_, b"")  # 401, 403
+        device = await member(self.hub, scope, hash_)  # 401, 403
         after = _number(scope, "after") or 0
         await _answer(send, 200, MSGPACK, await self.hub.mailbox(hash_, device, after))  # 404, 409, 429
 
-    async def _held(self, scope: Scope, path: str, send: Send) -> None:
+    async def _held(self, scope: Scope, _: Receive, path: str, send: Send) -> None:
         """GET /v1/tasks/{hash}/places: which devices stand at the places that this device hears."""
         hash_ = _hash(path[len(TASKS) : -len(HELD)])
         self.hub.relay(hash_)  # 404
-        device = await self._member(scope, hash_, b"")  # 401, 403
+        device = await member(self.hub, scope, hash_)  # 401, 403
         await _answer(send, 200, MSGPACK, self.hub.held(hash_, device))  # 409, 429
-
-    async def _member(self, scope: Scope, hash_: bytes, body: bytes) -> str:
-        """The device that signed this request, if it joined the task."""
-        device = await signer(self.hub, scope, body)
-        if not await self.hub.may_read(device, hash_):
-            raise Problem("not-joined", f"Device {device} was not invited to this task.")
-        return device
 
 
 async def _answer(send: Send, status: int, kind: str, body: bytes) -> None:
@@ -418,13 +406,6 @@ def receipt_headers(size: int, window: int) -> list[Header]:
         (b"content-length", str(size).encode()),
         (b"crowdml-next", str(window).encode()),
     ]
-
-
-def _packed_head(status: int, headers: list[Header]) -> bytes:
-    lines = [STATUS_LINE[status]]
-    for name, value in headers:
-        lines += (name, b": ", value, b"\r\n")
-    return b"".join((*lines, b"\r\n"))
 
 
 def note(problem: Problem, scope: Scope, hub: Hub) -> Response:
@@ -531,33 +512,14 @@ async def tasks(request: Request) -> Response:
             "closed": each.task.hash in hub.closed,
             "version": each.offer.version,
             "check_ins": each.check_ins,
-            "price": shown_price(each.task, await find_price(each.task)),
+            "price": (await find_price(each.task)).plain,
             "reason": each.reason,
+            "round": None if (now := await asyncio.to_thread(hub.round_now, each.task.hash)) is None else now.plain(),
         }
         for each in hub.hosted()
     ]
-    return json_response({"tasks": found})
-
-
-def shown_price(task: Task, price: Price) -> dict[str, Any]:
-    """What a check-in costs, for programs and for people who read JSON."""
-    return {
-        "unit": task.privacy.unit,
-        "adjacency": ", ".join(sorted({row.adjacency for row in price.rows})),
-        "delta": price.delta,
-        "sample_epsilon": price.sample_once,
-        "device_epsilon": price.device,
-        "rows": [
-            {
-                "row": row.name,
-                "mechanism": row.mechanism.kind,
-                "promise": row.mechanism.promise,
-                "loss": str(row.loss),
-                "observer": row.observer,
-            }
-            for row in price.rows
-        ],
-    }
+    aside = [{"name": each.name, "hash": hash_.hex(), "reason": each.why} for hash_, each in hub.aside.items()]
+    return json_response({"tasks": found, "aside": aside})
 
 
 async def task(request: Request) -> Response:
@@ -643,7 +605,7 @@ async def ready(request: Request) -> Response:
     problem = await asyncio.to_thread(hub.not_ready)
     if problem is not None:
         raise problem
-    return json_response({"ready": True, "tasks": len(hub.runners)})
+    return json_response({"ready": True, "tasks": len(hub.runners), "aside": len(hub.aside)})
 
 
 async def problem_page(request: Request) -> Response:
@@ -665,19 +627,14 @@ async def metrics(request: Request) -> Response:
     lines = ["# TYPE crowdml_devices gauge", f"crowdml_devices {len(hub.keys)}", "# TYPE crowdml_check_ins counter"]
     lines += [f'crowdml_check_ins{{task="{each.task.hash.hex()[:12]}"}} {each.check_ins}' for each in hub.hosted()]
     lines += hub.queue.metrics()
-    masked = [each for each in hub.runners.values() if each.rounds is not None]
+    masked = [(each.task.hash.hex()[:12], each.rounds) for each in hub.runners.values() if each.rounds is not None]
     if masked:
         lines.append("# TYPE crowdml_rounds counter")
-        for each in masked:
-            named = f'task="{each.task.hash.hex()[:12]}"'
-            counts = each.rounds.counts if each.rounds is not None else {}
-            lines += [f'crowdml_rounds{{{named},ended="{how}"}} {many}' for how, many in sorted(counts.items())]
+        for name, rounds in masked:
+            counts = sorted(rounds.counts.items())
+            lines += [f'crowdml_rounds{{task="{name}",ended="{how}"}} {many}' for how, many in counts]
         lines.append("# TYPE crowdml_round_survivors counter")
-        lines += [
-            f'crowdml_round_survivors{{task="{each.task.hash.hex()[:12]}"}} {each.rounds.survived}'
-            for each in masked
-            if each.rounds is not None
-        ]
+        lines += [f'crowdml_round_survivors{{task="{name}"}} {rounds.survived}' for name, rounds in masked]
     relays = [each.relay for each in hub.runners.values() if each.relay is not None]
     if relays:
         lines.append("# TYPE crowdml_letter_bytes counter")
@@ -712,15 +669,21 @@ async def signer(hub: Hub, scope: Scope, body: bytes) -> str:
 
 
 async def admit_reader(hub: Hub, scope: Scope, hash_: bytes) -> str:
-    """Who may keep what is read of this task: anyone ("public"), or ("private") a device that joined it and signed."""
+    """For whom an answer may be cached: anyone ("public"), or ("private") a device that joined the task and signed."""
     if hash_ not in hub.closed:
         return "public"
     if not any(name == b"authorization" for name, _ in scope["headers"]):
         raise Problem("closed", "Only devices that joined this task may read it. Sign the request.")
-    device = await signer(hub, scope, b"")
+    await member(hub, scope, hash_)
+    return "private"
+
+
+async def member(hub: Hub, scope: Scope, hash_: bytes, body: bytes = b"") -> str:
+    """The device that signed this request, if it joined the task."""
+    device = await signer(hub, scope, body)
     if not await hub.may_read(device, hash_):
         raise Problem("not-joined", f"Device {device} was not invited to this task.")
-    return "private"
+    return device
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -14,14 +14,12 @@ import numpy as np
 
 from crowdml.errors import CrowdmlError
 from crowdml.messages import SERVER, decode
-from crowdml.server.runner import Fold
+from crowdml.server.fold import Fold, uploads_in
 from crowdml.storage.server import Snapshot, Store, StoredTask, StoreError
 from crowdml.task import from_canonical
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key
 from crowdml.wire.transcripts import read_published
-
-__all__ = ["SERVER_ID", "SERVER_KEY", "check_store"]
 
 SERVER_KEY, SERVER_ID = "server-key", "server-id"
 """Settings: the server's secret key, and the id of its public one."""
@@ -68,7 +66,7 @@ def _check_fold(store: Store, stored: StoredTask) -> None:
             raise store.corrupt(f"task {stored.name!r} published version {last.version}, and no snapshot has it")
         if last.version == said.version and (last.kind, last.body) != (said.kind, said.body):
             raise store.corrupt(f"version {last.version} of task {stored.name!r} is not what its snapshot published")
-    fold = Fold(task)
+    fold = Fold(task, uploads_in(store, stored.hash))
     masked = task.masking is not None
     start = store.oldest_snapshot(stored.hash)
     if start is not None and newest is not None and start.index == newest.index:
@@ -81,7 +79,7 @@ def _check_fold(store: Store, stored: StoredTask) -> None:
         if not compared and newest is not None and index > newest.index:
             _compare(store, stored, fold, newest)
             compared = True
-        fold.apply(fold.read(kind, body), sender)
+        fold.hear(index, kind, body, sender)
     if not compared and newest is not None:
         _compare(store, stored, fold, newest)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-__all__ = ["new_code"]
-
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's: without i, l, o and u, which are taken for others."""
 

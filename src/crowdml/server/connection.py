@@ -18,13 +18,16 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from crowdml.server.limits import Limits, Queue, source
 from crowdml.wire.problems import CONTENT_TYPE, Problem
+
+if TYPE_CHECKING:
+    from crowdml.server.app import Front
 
 log = logging.getLogger("crowdml.server")
 
@@ -37,34 +40,6 @@ LEAST_TAKEN = 512
 HOT = b"/v1/tasks/"
 Header = tuple[bytes, bytes]
 Answered = Callable[[tuple[int, bytes] | Problem], None]
-
-
-class Front(Protocol):
-    """What a connection asks before it goes the common way."""
-
-    def look_up(self, method: bytes, url: bytes, headers: list[Header]) -> bytes | None:
-        """The task's hash, if this is a check-out or a check-in with nothing unusual about it."""
-        ...
-
-    def check_out(self, hash_: bytes, headers: list[Header], address: str, common: list[Header]) -> bytes:
-        """The whole answer."""
-        ...
-
-    def begin_check_in(self, address: str) -> None:
-        """Whether a body may come: raises a Problem if not."""
-        ...
-
-    def check_in(self, hash_: bytes, data: bytes, address: str, done: Answered) -> None:
-        """Take a body; `done` is told the answer later. Raises a Problem."""
-        ...
-
-    def head(self, status: int, size: int, common: list[Header]) -> bytes:
-        """The head of the answer to a check-in."""
-        ...
-
-    def refusal(self, error: Exception, method: str, path: str) -> tuple[int, list[Header], bytes]:
-        """Status, headers and body of what is answered to an error, counted and logged."""
-        ...
 
 
 class _Refused(Exception):  # noqa: N818  no error: the parser stops here
@@ -125,6 +100,13 @@ def _in_kernel(transport: Any) -> int:
     except (ImportError, OSError, AttributeError, ValueError):
         return 0
     return struct.unpack("i", found)[0]
+
+
+def packed_head(status: int, headers: list[Header]) -> bytes:
+    lines = [STATUS_LINE[status]]
+    for name, value in headers:
+        lines += (name, b": ", value, b"\r\n")
+    return b"".join((*lines, b"\r\n"))
 
 
 def _reset(transport: Any) -> None:
@@ -429,12 +411,9 @@ def connection_class(
             assert front is not None
             status, headers, body = front.refusal(error, exchange.method, self.url.decode("latin-1"))
             if not self.transport.is_closing():
-                lines = [STATUS_LINE[status]]
-                for name, value in (*self.server_state.default_headers, *headers):
-                    lines += (name, b": ", value, b"\r\n")
-                if not exchange.keep_alive:
-                    lines.append(b"connection: close\r\n")
-                self.transport.write(b"".join((*lines, b"\r\n", body)))
+                closing = [] if exchange.keep_alive else [(b"connection", b"close")]
+                head = packed_head(status, [*self.server_state.default_headers, *headers, *closing])
+                self.transport.write(head + body)
             self._finish(exchange)
 
         def _finish(self, exchange: Exchange) -> None:

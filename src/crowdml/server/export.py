@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from crowdml.errors import DataError
+from crowdml.features.bounds import label_scale, scaling
 from crowdml.features.maps import MapSettings
 from crowdml.models import KINDS, Mlp, describe_model
-from crowdml.privacy.losses import Loss, Renyi
-from crowdml.protocol import Noisy, quote
-from crowdml.protocols import find
-from crowdml.server.graph import fitting_model, make_onnx
+from crowdml.price import Epsilons, Price
+from crowdml.protocol import Noisy
+from crowdml.protocols import find, gathering_of
 from crowdml.server.histograms import Bar, bars_of, csv_file, is_histogram, json_file, no_onnx, tensors
 from crowdml.server.histograms import snippet as histogram_snippet
+from crowdml.server.onnx_graph import fitting_model, make_onnx
 from crowdml.server.runner import TaskRunner
 from crowdml.server.validation import Shown, Watched, watched
 from crowdml.storage.server import Store
@@ -29,7 +30,7 @@ from crowdml.texts import count_text, did_you_mean, markdown_text, number_text, 
 from crowdml.wire.keys import Key
 
 NAMES = ("weights", "biases")
-"""Of a layer's two tensors."""
+"""Names of a layer's two tensors."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,12 @@ class Exported:
     devices: int
     most: int
     """Check-ins of the device that gave most."""
-    sample_epsilon: float
-    device_epsilon: float
-    sample_alone: float = 0.0
-    """If everyone else colludes: more than `sample_epsilon` where something left under masks."""
-    device_alone: float = 0.0
+    paid: Epsilons
+    """What the device that gave most has paid so far."""
     cohorts: int = 0
     """Cohorts that were added up; 0 where check-ins stand alone."""
     labels: Noisy | None = None
-    """Of a task whose outcome is a histogram: the crowd's noisy counts."""
+    """The crowd's noisy counts, where the outcome is a histogram."""
     watched: Watched | None = None
     """How versions of it did on the operator's own rows; None where nobody looked."""
 
@@ -62,10 +60,9 @@ def export_model(store: Store, task: bytes) -> Exported:
     if stored is None:
         raise DataError(f"There is no task {task.hex()[:12]} in {store.name}.")
     runner = TaskRunner(store, stored.canonical, Key.generate(), lambda: "")
+    tally = runner.fold.protocol.progress(runner.task, runner.fold.state) if is_histogram(runner.task) else None
     lasts = store.last_seq(task)
     most = max((last.seq for last in lasts.values()), default=0)
-    priced = quote(runner.fold.protocol, runner.task)
-    uses = min(most, runner.task.privacy.uses)  # of the dearest sample
     return Exported(
         task=runner.task,
         weights=runner.fold.weights,
@@ -73,19 +70,11 @@ def export_model(store: Store, task: bytes) -> Exported:
         check_ins=runner.check_ins,
         devices=len(lasts),
         most=most,
-        sample_epsilon=priced.sample_epsilon(uses) if most else 0.0,
-        device_epsilon=priced.device_epsilon(most) if most else 0.0,
-        sample_alone=priced.sample_epsilon_alone(uses) if most else 0.0,
-        device_alone=priced.device_epsilon_alone(most) if most else 0.0,
+        paid=Price.of(runner.fold.protocol, runner.task).after(most),
         cohorts=runner.totals,
-        labels=_labels(runner),
+        labels=None if tally is None else tally.labels,
         watched=watched(store, runner.task),
     )
-
-
-def _labels(runner: TaskRunner) -> Noisy | None:
-    tally = runner.fold.protocol.progress(runner.task, runner.fold.state) if is_histogram(runner.task) else None
-    return None if tally is None else tally.labels
 
 
 def safetensors(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
@@ -142,7 +131,7 @@ def _perceptron(model: Exported) -> Mlp | None:
 
 
 def onnx_file(model: Exported) -> bytes:
-    """As ONNX: from what a device senses to the answer (`crowdml.server.graph`)."""
+    """As ONNX: from what a device senses to the answer (`crowdml.server.onnx_graph`)."""
     if is_histogram(model.task):
         raise no_onnx(model.task)
     return make_onnx(model.task, model.weights, _metadata(model))
@@ -157,24 +146,33 @@ def _metadata(model: Exported) -> dict[str, str]:
         "model": str(task.model["kind"]),
         "classes": json.dumps(list(task.labels.classes)),
         "version": str(model.version),
-        "epsilon_sample": _epsilon(model.sample_epsilon),
-        "epsilon_device": _epsilon(model.device_epsilon),
-        "epsilon_sample_alone": _epsilon(model.sample_alone),
-        "epsilon_device_alone": _epsilon(model.device_alone),
+        **{name: _epsilon(value) for name, value in model.paid.plain.items()},
         "delta": f"{task.privacy.delta:g}",
+        **_scaled(task),
     }
+
+
+def _scaled(task: Task) -> dict[str, str]:
+    """How columns with bounds are brought to [-1, 1]: clip((x - middle) * factor)."""
+    found = scaling(task.features)
+    if found is None:
+        return {}
+    return {name: json.dumps(each.tolist()) for name, each in zip(("middle", "factor"), found, strict=True)}
 
 
 def model_card(model: Exported, *files: str) -> str:
     """Markdown: what the model is, what was promised to whom, and how to use each of its files."""
     task = model.task
-    rows = quote(find(task), task).rows
+    rows = Price.of(find(task), task).rows
     observers = ", ".join(sorted({row.mechanism.observer.value for row in rows}))
     adjacencies = ", ".join(sorted({row.mechanism.sensitivity.adjacency.value for row in rows}))
     leaves = "\n".join(
-        f"| {row.row} | {row.mechanism.kind} | {_loss(row.loss)} | {row.mechanism.promise} |" for row in rows
+        f"| {row.name} | {row.mechanism.kind} | {row.loss_text} | {row.mechanism.promise} |" for row in rows
     )
     most, delta = count_text(model.most, "check-in"), number_text(task.privacy.delta)
+    cohorts = f", added up in {count_text(model.cohorts, 'cohort')}" if model.cohorts else ""
+    if (gathered := gathering_of(model.task)) is not None:
+        cohorts += f", gathered in rounds of {count_text(gathered.size, 'upload')}"
     use = "\n".join(f"`{file}`:\n\n```python\n{snippet(model, file)}\n```\n" for file in files)
     return f"""# {_words(task.title or task.name)}
 
@@ -186,7 +184,7 @@ def model_card(model: Exported, *files: str) -> str:
 | model | {_built(model)}, version {model.version} |
 | features | {_features(task)} |
 | labels | {", ".join(map(_words, task.labels.classes)) or "a number"} |
-| made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")}{_cohorts(model)} |
+| made of | {count_text(model.check_ins, "check-in")} of {count_text(model.devices, "device")}{cohorts} |
 
 ## Privacy
 
@@ -195,8 +193,8 @@ def model_card(model: Exported, *files: str) -> str:
 | unit | {task.privacy.unit} |
 | adjacency | {adjacencies} |
 | observer | {observers} |
-| a sample's ε | {_epsilon(model.sample_epsilon)} at δ = {delta} |
-| a device's ε | {_epsilon(model.device_epsilon)} at δ = {delta}, paid so far ({most}) |{_alone(model)}
+| a sample's ε | {_epsilon(model.paid.sample)} at δ = {delta} |
+| a device's ε | {_epsilon(model.paid.device)} at δ = {delta}, paid so far ({most}) |{_alone(model)}
 | accountant | losses as the noise proves them (pure, zCDP, Rényi), composed exactly, converted once at δ |
 
 Data never seen: no sample left its device. {markdown_text(task.collects)}
@@ -222,11 +220,13 @@ def _features(task: Task) -> str:
         left = "none of them left its device" if find(task).overlaps else "one reading is in several, and paid as one"
         return f"windows of {task.features.dimension} readings; {left}"
     norm = task.features.norm
-    return f"{task.features.kind}, {task.features.dimension} of them, {norm.kind} norm at most {float(norm.bound):g}"
+    bounds = "" if task.features.low is None else ", each clipped to public bounds and scaled to [-1, 1]"
+    size = f"{norm.kind} norm at most {float(norm.bound):g}"
+    return f"{task.features.kind}, {task.features.dimension} of them{bounds}, {size}"
 
 
 def _outcome(model: Exported) -> str:
-    """Of a histogram its bars, and what the ε above is about."""
+    """The bars of a histogram, and what the ε above is about."""
     if not is_histogram(model.task):
         return ""
     rows = "\n".join(
@@ -235,7 +235,7 @@ def _outcome(model: Exported) -> str:
     )
     person = int(model.task.protocol.get("person", 1))
     whose = f" One who is in at most {person} measurements pays {person} times that." if person > 1 else ""
-    return f"""Protected is one measurement, not a person: who is in K of them pays K times a sample's ε.{whose}
+    return f"""The guarantee protects one measurement, not a person: someone in K of them pays K times the ε.{whose}
 
 ## What came of it
 
@@ -252,7 +252,8 @@ def _validated(model: Exported) -> str:
     """How it did on rows of the operator's own, and what that cost them."""
     seen = model.watched
     if seen is None or not seen.shown:
-        return ""
+        chance = 0 if model.task.classes is None or is_histogram(model.task) else 1 / model.task.classes
+        return f"Nobody tried how often this model is right. Chance is {chance:.1%}.\n\n" if chance else ""
     rows = "\n".join(f"| {each.version:,} | {_figure(seen, each)} |" for each in thinned(seen.shown))
     return f"""## Validation
 
@@ -261,6 +262,21 @@ On {seen.found.count:,} rows that whoever ran the study brought along; no device
 | version | {seen.measure if seen.measure == "accuracy" else "mean distance"} |
 |---|---|
 {rows}
+
+{_verdict(seen)}"""
+
+
+def _verdict(seen: Watched) -> str:
+    """What the last accuracy is worth, with the numbers beside which it stands."""
+    if seen.verdict is None:
+        return ""
+    names = {"chance": "chance", "majority": "the most common class alone", "no_privacy": "a model without privacy"}
+    beside = "\n".join(f"| {names[name]} | {value:.1%} |" for name, value in seen.verdict.numbers if name in names)
+    return f"""{seen.verdict.sentence}
+
+| beside it | accuracy |
+|---|---|
+{beside}
 
 """
 
@@ -290,26 +306,14 @@ def _built(model: Exported) -> str:
     return describe_model(kind, fitting_model(model.task, model.weights))
 
 
-def _cohorts(model: Exported) -> str:
-    return f", added up in {count_text(model.cohorts, 'cohort')}" if model.cohorts else ""
-
-
 def _alone(model: Exported) -> str:
     """What is left under masks if the operator and everyone else collude (review, R11)."""
     masking = model.task.masking
     if masking is None:
         return ""
     least = f"{masking.minimum:,} survivors at least, {masking.colluders:,} colluders tolerated"
-    alone = f"a sample's ε {_epsilon(model.sample_alone)}, a device's ε {_epsilon(model.device_alone)}"
+    alone = f"a sample's ε {_epsilon(model.paid.sample_alone)}, a device's ε {_epsilon(model.paid.device_alone)}"
     return f"\n| cohorts | {masking.cohort:,} devices at most, {least} |\n| if everyone else colludes | {alone} |"
-
-
-def _loss(loss: Loss) -> str:
-    """As the literature writes it; the divergences of all orders would fill the page."""
-    if not isinstance(loss, Renyi):
-        return f"`{loss}`"
-    shown = ", ".join(f"{float(loss.values[loss.orders.index(order)]):.3g} at {order}" for order in (2, 8, 32))
-    return f"Rényi at {len(loss.orders)} orders: {shown}, ..."
 
 
 def snippet(model: Exported, file: str) -> str:
@@ -330,7 +334,7 @@ def _numpy_snippet(model: Exported, file: str) -> str:
     names, scores = list(task.labels.classes), "x @ weights"
     if task.model.get("bias") is True:
         scores = "x @ weights[:-1] + weights[-1]"
-    last = f"np.array({names})[({scores} > 0).astype(int)]" if names else scores
+    last = f"np.array({names})[({scores} > 0).astype(int)]" if names else _in_units(task, scores)
     if task.model["kind"] == "softmax":
         last = f"np.array({names})[({scores}).argmax(1)]"
     return "\n".join(
@@ -338,7 +342,8 @@ def _numpy_snippet(model: Exported, file: str) -> str:
             "import json, numpy as np",
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
-            f"x = np.zeros((1, {task.features.dimension}))  # a row a sample; long ones are shrunk, as on a device:",
+            f"x = np.zeros((1, {task.features.dimension}))  # one row per sample; long rows shrink, as on a device:",
+            *_scaling_lines(task),
             f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
         )
     )
@@ -351,17 +356,37 @@ def _mlp_snippet(task: Task, model: Mlp, file: str, size: str) -> str:
         "sigmoid": "1 / (1 + np.exp(-(x @ w.pop(0) + w.pop(0))))",
     }[model.activation]
     names = list(task.labels.classes)
-    last = f"np.array({names})[(x @ w[0] + w[1]).argmax(1)]" if names else "(x @ w[0] + w[1])[:, 0]"
+    last = f"np.array({names})[(x @ w[0] + w[1]).argmax(1)]" if names else _in_units(task, "(x @ w[0] + w[1])[:, 0]")
+    zeros, shrunk = f"x = np.zeros((1, {task.features.dimension}))", f"x = x / np.maximum(1, {size})"
+    rows = [f"{zeros}; {shrunk}  # long rows are shrunk"]
+    if task.features.low is not None:
+        rows = [zeros, *_scaling_lines(task), f"{shrunk}  # long rows are shrunk"]
     return "\n".join(
         (
             f'import json, numpy as np; raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'w = [np.frombuffer(raw[end:][slice(*t["data_offsets"])], "<f4").reshape(t["shape"]) '
             'for name, t in json.loads(raw[8:end]).items() if "." in name]  # weights and biases, layer by layer',
-            f"x = np.zeros((1, {task.features.dimension})); x = x / np.maximum(1, {size})  # long rows are shrunk",
+            *rows,
             f"while len(w) > 2: x = {step}",
             f"print({last})",
         )
     )
+
+
+def _scaling_lines(task: Task) -> list[str]:
+    """Lines of a snippet that bring columns with bounds to [-1, 1], as the file's own metadata says."""
+    if task.features.low is None:
+        return []
+    return [
+        'public = json.loads(raw[8:end])["__metadata__"]',
+        'x = np.clip((x - json.loads(public["middle"])) * json.loads(public["factor"]), -1, 1)',
+    ]
+
+
+def _in_units(task: Task, said: str) -> str:
+    """What a model says, in the labels' own unit: an expression of a snippet."""
+    middle, half = label_scale(task.labels)
+    return said if task.labels.low is None else f"{middle:.9g} + {half:.9g} * ({said})"
 
 
 def _gram_snippet(model: Exported, file: str) -> str:
@@ -372,7 +397,7 @@ def _gram_snippet(model: Exported, file: str) -> str:
         for key, value in task.protocol.get("map", {}).items()
     }
     last = f"np.array({list(task.labels.classes)})[scores.argmax(1)]" if task.classes else "scores[:, 0]"
-    last = last if task.classes else f"{float(task.labels.bound):g} * {last}"
+    last = last if task.classes else _in_units(task, f"{float(task.labels.bound):g} * {last}")
     plain = table.get("kind", "identity") == "identity"
     x = f"x = np.zeros((1, {task.features.dimension}), np.float32)  # one row for each sample"
     scores = f"make_map(MapSettings(**{table}), {task.features.dimension})(x) @ weights"
@@ -388,6 +413,7 @@ def _gram_snippet(model: Exported, file: str) -> str:
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
             x,
+            *_scaling_lines(task),
             f"scores = {scores}; print({last})",
         )
     )

@@ -17,8 +17,6 @@ from crowdml.server.estimates import share_of
 from crowdml.server.spreadsheets import csv_text
 from crowdml.task import Task
 
-__all__ = ["ENDINGS", "Bar", "bars_of", "csv_file", "is_histogram", "json_file", "no_onnx", "snippet", "tensors"]
-
 KINDS = ("histogram", "clusters")
 """Models of tasks whose server only counts."""
 ENDINGS = (".json", ".csv", ".safetensors")

@@ -24,17 +24,20 @@ from crowdml.privacy.noise import Source, SystemSource
 from crowdml.protocols import check_for_devices, find
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
-from crowdml.server import points
+from crowdml.server import plot_points
 from crowdml.server.checks import SERVER_ID, SERVER_KEY
+from crowdml.server.closing import RoundNow
 from crowdml.server.codes import new_code
+from crowdml.server.fold import Fold
+from crowdml.server.hosting import next_state
 from crowdml.server.limits import SPAN, Limits, Population, Queue, Rates
 from crowdml.server.relay import Relay
-from crowdml.server.rounds import RoundFigures, Rounds
-from crowdml.server.runner import Answer, Fold, Offer, TaskRunner
+from crowdml.server.rounds import CohortRounds, RoundFigures
+from crowdml.server.runner import Answer, Offer, TaskRunner
 from crowdml.server.sizes import LARGEST_CHECK_IN, check_sizes
 from crowdml.server.validation import evaluate, is_due, unpack_rows
 from crowdml.storage.server import EnrolmentRefused, Invitation, State, Store, StoreError
-from crowdml.storage.server.looks import Look, Validation, add_look, rows_of, validations
+from crowdml.storage.server.looks import Look, Validation, rows_of, validations
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
 from crowdml.wire.keys import Key
@@ -102,6 +105,17 @@ class Hosted:
     offer: Offer
     check_ins: int
     reason: str | None
+    ended_by: str | None
+    """The name of the rule that ended it; None while it goes on."""
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A task of this server that is not served, because its journal cannot be folded; `why` is a sentence."""
+
+    name: str
+    state: State
+    why: str
 
 
 @dataclass
@@ -118,11 +132,13 @@ class Hub:
     """For looks at charged rows; the server draws no other noise."""
     runners: dict[bytes, TaskRunner] = field(default_factory=dict)
     states: dict[bytes, State] = field(default_factory=dict)
+    aside: dict[bytes, Aside] = field(default_factory=dict)
+    """Tasks that are put aside while the others are served."""
     closed: set[bytes] = field(default_factory=set)
     """Tasks whose publication and text only devices that joined may read."""
     keys: dict[str, bytes] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    """Of answers by what happened: for /metrics."""
+    """How many answers there were of each kind, for /metrics."""
 
     def __post_init__(self) -> None:
         self.devices = Rates(self.limits.device_rate, self.limits.device_burst)
@@ -147,9 +163,8 @@ class Hub:
         self.population = Population()
         self._awake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._beater: asyncio.Task[None] | None = None
-        self._validator: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
+        """What runs beside the queue until the server stops."""
         self.closing = False
 
     # --- start and stop ---
@@ -168,11 +183,12 @@ class Hub:
         for stored in store.tasks():
             try:
                 hub._host(stored.canonical, stored.state)
-            except StoreError as error:
-                if stored.hash not in hub.runners:
-                    raise
-                log.error("task %s can be read alone: %s", stored.name, error)  # what it could not write is tried again
-                hub._doubtful.add(stored.hash)
+            except Exception as error:
+                if stored.hash in hub.runners and isinstance(error, StoreError):  # it could not write: that comes again
+                    log.error("task %s can be read alone: %s", stored.name, error)
+                    hub._doubtful.add(stored.hash)
+                else:
+                    hub._put_aside(stored.hash, stored.name, stored.state, error)
             if stored.closed:
                 hub.closed.add(stored.hash)
         hub.keys = store.active_keys()
@@ -181,7 +197,13 @@ class Hub:
 
     def _host(self, canonical: bytes, state: State) -> TaskRunner:
         runner = TaskRunner(
-            self.store, canonical, self.key, self.clock, snapshot_every=self.limits.snapshot_every, clock=self.ticks
+            self.store,
+            canonical,
+            self.key,
+            self.clock,
+            snapshot_every=self.limits.snapshot_every,
+            clock=self.ticks,
+            noise=self.noise,
         )
         self.runners[runner.task.hash] = runner
         self.states[runner.task.hash] = state
@@ -190,6 +212,17 @@ class Hub:
             self._stop(runner)
         self._look_after_rounds(runner)
         return runner
+
+    def _put_aside(self, hash_: bytes, name: str, state: State, error: Exception) -> None:
+        """Serve the other tasks without one whose journal cannot be folded, and tell the operator why."""
+        why = f"its protocol failed with {type(error).__name__}"  # the text could hold what a device gave
+        why = str(error).rstrip(".") if isinstance(error, CrowdmlError) else why
+        self.aside[hash_] = Aside(name, state, why)
+        self.runners = {each: runner for each, runner in self.runners.items() if each != hash_}
+        self._doubtful.discard(hash_)
+        log.error("task %s is put aside: %s. The other tasks are served; mend this and restart the server", name, why)
+        with contextlib.suppress(StoreError):
+            self.store.record("put aside", self.clock(), f"{why}. Mend this, and restart the server", hash_)
 
     def _look_after_rounds(self, runner: TaskRunner) -> None:
         """A running task has an open round, a stopped or ended one none at all. One that pauses keeps what it has."""
@@ -202,18 +235,19 @@ class Hub:
             runner.rounds.abandon_all("the task was stopped")
 
     def _stop(self, runner: TaskRunner) -> None:
-        hash_ = runner.task.hash
-        self.states[hash_] = "stopped"
+        self.states[runner.task.hash] = "stopped"
         self._look_after_rounds(runner)
-        self.store.set_state(hash_, "stopped", self.clock())
-        self.store.record("stopped", self.clock(), runner.reason or "", hash_)
+        self._keep_state(runner.task.hash, "stopped", runner.reason or "")
+
+    def _keep_state(self, hash_: bytes, state: State, why: str) -> None:
+        """Write a task's state down, and an event of it for the operator."""
+        self.store.set_state(hash_, state, self.clock())
+        self.store.record(state, self.clock(), why, hash_)
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH)
-        self._worker = asyncio.get_running_loop().create_task(self._work())
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        self._beater = asyncio.get_running_loop().create_task(self._beat())
-        self._validator = asyncio.get_running_loop().create_task(self._validate())
+        self._worker = asyncio.create_task(self._work())
+        self._watching = [asyncio.create_task(each()) for each in (self._watch, self._beat, self._validate)]
 
     async def _watch(self) -> None:
         """Notice what `crowdml task start|stop` wrote beside us, and keep a point of each task that moved."""
@@ -229,6 +263,8 @@ class Hub:
         for stored in self.store.tasks():
             try:
                 (self.closed.add if stored.closed else self.closed.discard)(stored.hash)  # first: never open meanwhile
+                if stored.hash in self.aside:
+                    continue
                 if stored.hash not in self.runners:
                     self._host(stored.canonical, stored.state)
                     self._joined = self.store.joined()
@@ -238,19 +274,23 @@ class Hub:
                     self._turned(runner)
                     if stored.state == "running" and runner.reason is not None:  # it ended by its own rule, for good
                         self._stop(runner)
-            except CrowdmlError as error:
+            except StoreError as error:
                 log.error("task %s cannot be hosted: %s", stored.name, error)
+            except Exception as error:
+                self._put_aside(stored.hash, stored.name, stored.state, error)
 
     def _turned(self, runner: TaskRunner) -> None:
         """The task's state changed: nobody could answer while it was not running, and devices come back by and by."""
+        later = 2.0 * self.next_visit("paused")
         if runner.rounds is not None:
-            runner.rounds.renew(2.0 * self.next_visit("paused"))
+            runner.rounds.renew(later)
+        runner.closing.renew(later)
         self._look_after_rounds(runner)
 
     def _point(self) -> None:
         for hash_, runner in self.runners.items():
             if hash_ not in self._doubtful and self._pointed.get(hash_) != runner.index:
-                points.record(self.store, runner, self.clock())
+                plot_points.record(self.store, runner, self.clock())
                 self._pointed[hash_] = runner.index
 
     async def close(self) -> None:
@@ -258,11 +298,10 @@ class Hub:
         self.closing = True
         self.ending.set()
         self._awake.set()
-        for watching in (self._watcher, self._beater, self._validator, *self._sums):
-            if watching is not None:
-                watching.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await watching
+        for watching in (*self._watching, *self._sums):
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
         if self._worker is not None:
             await self._worker
         await self.write(self._snapshots)
@@ -373,7 +412,7 @@ class Hub:
 
     # --- rounds ---
 
-    def rounds(self, hash_: bytes) -> Rounds:
+    def rounds(self, hash_: bytes) -> CohortRounds:
         """The rounds of a masked task; a Problem of any other."""
         found = self.find(hash_).rounds
         if found is None:
@@ -385,15 +424,17 @@ class Hub:
         runner = self.runners.get(hash_)
         return [] if runner is None or runner.rounds is None else runner.rounds.figures(limit)
 
+    def round_now(self, hash_: bytes) -> RoundNow | None:
+        """In a thread: the open round of uploads; None of a task that gathers none, or has ended."""
+        runner = self.runners.get(hash_)
+        return None if runner is None or self.states[hash_] == "stopped" else runner.closing.now()
+
     def look_at(self, hash_: bytes, device: str, number: int | None) -> bytes:
         """What this device is told of a round now, as it travels."""
         rounds = self.rounds(hash_)
         self.polls.take(device, time.monotonic())
-        state = self.states[hash_]
-        if state == "stopped":
-            raise Problem("task-stopped", self.runners[hash_].reason or "The task was stopped.")
-        if state != "running":
-            raise self._waits(state)
+        if (rests := self._rests(hash_)) is not None:
+            raise rests
         return rounds.view(device, number).encode()
 
     # --- places and letters ---
@@ -436,7 +477,7 @@ class Hub:
         return (await asyncio.to_thread(relay.read, place, after)).encode()
 
     def held(self, hash_: bytes, device: str) -> bytes:
-        """Who stands at the places that this device hears, as it travels. Nobody who was revoked or withdrew does."""
+        """The devices at the places that this device hears, packed; without those that were revoked or withdrew."""
         relay = self.relay(hash_)
         self.polls.take(device, time.monotonic())
         near = set(relay.peers[relay.place_of(device)])
@@ -448,7 +489,12 @@ class Hub:
         """Close phases whose time is over."""
         while not self.closing:
             try:
-                due = [hash_ for hash_, runner in self.runners.items() if runner.rounds and runner.rounds.is_due()]
+                due = [
+                    hash_
+                    for hash_, runner in self.runners.items()
+                    if (runner.rounds and runner.rounds.is_due())
+                    or (self.states[hash_] == "running" and hash_ not in self._doubtful and runner.closing.is_due())
+                ]
                 if due:
                     await self.write(self._advance, due)
                     await self._sum_up()
@@ -469,9 +515,20 @@ class Hub:
                 continue
             try:
                 runner.advance()
+                runner.closing.ring()
+                self._settle(runner)
             except Exception:
                 self._doubtful.add(hash_)
                 raise
+
+    def _settle(self, runner: TaskRunner) -> None:
+        """Stop a task that ended by its own rule; pause one that cannot go on, and tell its operator why."""
+        hash_, failure = runner.task.hash, runner.closing.failure
+        if runner.reason is not None:
+            self._stop(runner)
+        elif failure is not None and self.states[hash_] == "running":
+            self.states[hash_] = "paused"
+            self._keep_state(hash_, "paused", f"round {runner.fold.version} cannot be closed: {failure}")
 
     async def _sum_up(self) -> None:
         """Have rounds summed up that are ready, beside the writing thread: it may take seconds."""
@@ -503,9 +560,9 @@ class Hub:
             return  # folded again: it will be summed anew
         try:
             runner.finish(before, closed)
-            if runner.reason is not None and self.states[hash_] == "running":
-                self._stop(runner)
-            elif self.states[hash_] == "running":
+            if self.states[hash_] == "running":
+                self._settle(runner)
+            if self.states[hash_] == "running":
                 runner.advance()
         except Exception:
             self._doubtful.add(hash_)
@@ -544,13 +601,20 @@ class Hub:
             seen = await asyncio.get_running_loop().run_in_executor(self._looker, work)
             if seen is None:
                 return False
-            return await self.write(add_look, self.store, runner.task.hash, found.rows, seen) is not None
+            return await self.write(self._keep_look, runner, found.rows, seen)
         except StoreError:
+            self._doubtful.add(runner.task.hash)
             raise
         except Exception as error:  # its text could hold a row
             self._unlooked[runner.task.hash] = version
             log.error("task %s: version %d was not looked at: %s", runner.task.name, version, type(error).__name__)
             return False
+
+    def _keep_look(self, runner: TaskRunner, rows: int, seen: Look) -> bool:
+        hash_ = runner.task.hash
+        if self.runners.get(hash_) is not runner or hash_ in self._doubtful:
+            return False  # folded again, or soon: the version is looked at later
+        return runner.keep_look(rows, seen) is not None
 
     # --- in the writing thread ---
 
@@ -612,24 +676,24 @@ class Hub:
             self._fold_again(hash_)
         runner = self.runners.get(hash_)
         if runner is None:
-            return [Problem("unknown-task", "No such task here.")] * len(batch)
-        state = self.states[hash_]
-        if state == "stopped":
-            stopped = Problem("task-stopped", runner.reason or "The task was stopped.")
-            return [runner.repeated(signed) or stopped for signed in batch]
-        if state != "running":
-            waits = self._waits(state)
-            return [runner.repeated(signed) or waits for signed in batch]
-        if self.is_full():
-            full = Problem("full", "The server's disk is full.", retry_after=300)
-            return [runner.repeated(signed) or full for signed in batch]
+            return [self._absent(hash_)] * len(batch)
+        refusal = self._rests(hash_)
+        if refusal is None and self.is_full():
+            refusal = Problem("full", "The server's disk is full.", retry_after=300)
+        if refusal is not None:
+            return [runner.repeated(signed) or refusal for signed in batch]
         answers = runner.accept(batch) if runner.rounds is None else runner.accept_rounds(batch, posted)
-        if runner.reason is not None:
-            self._stop(runner)
+        self._settle(runner)
         return answers
 
     def _fold_again(self, hash_: bytes) -> None:
-        self._host(self.runners[hash_].task.canonical, self.states[hash_])
+        task, state = self.runners[hash_].task, self.states[hash_]
+        try:
+            self._host(task.canonical, state)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._put_aside(hash_, task.name, state, error)
         self._doubtful.discard(hash_)
 
     def is_full(self) -> bool:
@@ -719,7 +783,7 @@ class Hub:
             if task.hash not in self.runners:
                 check_hosted(task, self.limits.body)
             hash_ = self.store.add_task(task.canonical, task.name, self.clock(), state, closed=closed)
-            if hash_ not in self.runners:
+            if hash_ not in self.runners and hash_ not in self.aside:
                 if closed:
                     self.closed.add(hash_)
                 self._host(task.canonical, state)
@@ -729,14 +793,18 @@ class Hub:
 
         return await self.write(work)
 
-    async def set_state(self, hash_: bytes, state: State, detail: str = "") -> None:
-        def work() -> None:
-            self.store.set_state(hash_, state, self.clock())
-            self.store.record(state, self.clock(), detail, hash_)
-            self.states[hash_] = state
-            self._turned(self.runners[hash_])
+    async def change(self, hash_: bytes, change: str, detail: str = "") -> State:
+        """Start, resume, pause or stop a task; a ChangeError where `hosting` does not allow it."""
 
-        await self.write(work)
+        def work() -> State:
+            runner = self.runners[hash_]
+            state = next_state(change, runner.task.name, self.states[hash_], lambda: runner.reason)
+            self._keep_state(hash_, state, detail)
+            self.states[hash_] = state
+            self._turned(runner)
+            return state
+
+        return await self.write(work)
 
     async def set_closed(self, hash_: bytes, closed: bool) -> None:
         """Whether only devices that joined may read what the task publishes."""
@@ -767,15 +835,22 @@ class Hub:
 
     def hosted(self) -> list[Hosted]:
         return [
-            Hosted(runner.task, self.states[hash_], runner.offer, runner.check_ins, runner.reason)
+            Hosted(runner.task, self.states[hash_], runner.offer, runner.check_ins, runner.reason, runner.ended_by)
             for hash_, runner in self.runners.items()
         ]
 
     def find(self, hash_: bytes) -> TaskRunner:
         runner = self.runners.get(hash_)
         if runner is None:
-            raise Problem("unknown-task", "No such task here.")
+            raise self._absent(hash_)
         return runner
+
+    def _absent(self, hash_: bytes) -> Problem:
+        """What a peer hears of a task that nobody serves here. One that was put aside may come back."""
+        if hash_ not in self.aside:
+            return Problem("unknown-task", "No such task here.")
+        later = self.next_visit("paused")
+        return Problem("task-paused", "The task cannot be served now. The operator was told why.", retry_after=later)
 
     def window(self) -> int:
         """Seconds after which a device shall come back, so that all who are there keep to the pace; 0 for a few."""
@@ -785,10 +860,16 @@ class Hub:
         return window
 
     def next_visit(self, state: State) -> int:
-        """The same for a task in this state. Who waits for one that is paused stays away for up to twice as long; they
-        are all who are registered, for nobody checks in."""
+        """Seconds after which a device of a task in this state shall come back. While a task is paused nobody checks
+        in, so all registered devices count, and each stays away for up to twice as long."""
         return self.window() if state != "paused" else max(PAUSED, int(len(self.keys) / self.limits.pace))
 
-    def _waits(self, state: State) -> Problem:
+    def _rests(self, hash_: bytes) -> Problem | None:
+        """What a peer hears of a task that is stopped, paused or not begun; None while it runs."""
+        state = self.states[hash_]
+        if state == "running":
+            return None
+        if state == "stopped":
+            return Problem("task-stopped", self.runners[hash_].reason or "The task was stopped.")
         what = "The task is paused: what was charged waits on the device." if state == "paused" else "It has not begun."
         return Problem("task-paused", what, retry_after=self.next_visit("paused"))

@@ -14,36 +14,15 @@ from datetime import datetime, timedelta
 from html import escape
 
 from crowdml.addresses import BadAddress, read_address
-from crowdml.errors import CrowdmlError
+from crowdml.errors import FormError
+from crowdml.protocols.registry import plugins_of
 from crowdml.server.codes import new_code
 from crowdml.server.hub import code_hash
 from crowdml.server.spreadsheets import csv_text
 from crowdml.server.tls import is_loopback
 from crowdml.storage.server import Invitation, Store
-from crowdml.storage.server.operating import invite_many
 from crowdml.task import Task, from_canonical
 from crowdml.texts import hidden_control
-
-__all__ = [
-    "BadInvitation",
-    "Batch",
-    "Card",
-    "Sheet",
-    "admitted",
-    "batch_csv",
-    "check_address",
-    "join_command",
-    "join_commands",
-    "make_batch",
-    "only_here",
-    "parse_end",
-    "public_address",
-    "qr_svg",
-    "sheet_html",
-    "sheets",
-    "title_of",
-    "trust_words",
-]
 
 ADDRESS, PUBLIC_ADDRESS, AUTHORITY = "address", "public-address", "tls-authority"
 """Settings: where the server listens, where people reach it if that is elsewhere, and its own authority in PEM."""
@@ -57,12 +36,8 @@ _SPAN = re.compile(r"(\d{1,5})\s*([hdw])")
 _PLACE = re.compile(r"(.*) (\d+) of (\d+)")
 
 
-class BadInvitation(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+class BadInvitation(FormError):  # noqa: N818  # reads as the sentence it raises
     """An invitation that cannot be made. `about` is the field that it stands next to."""
-
-    def __init__(self, sentence: str, about: str) -> None:
-        super().__init__(sentence)
-        self.about = about
 
 
 @dataclass(frozen=True)
@@ -115,9 +90,14 @@ def title_of(store: Store, tasks: Sequence[bytes]) -> str:
     return ", ".join(each.name for each in found[:4]) if tasks else "Take part in our studies"
 
 
-def join_command(address: str, code: str, *, trust: str = "", task: str = "", places: bool = False) -> str:
-    """What an owner types to join with this code. `task`: which one, where the code admits to several."""
-    which, where = f" --task {task}" if task else "", " --place PLACE" if places else ""
+def join_command(address: str, code: str, *, trust: str = "", task: str = "", wants: Task | None = None) -> str:
+    """What an owner types to join with this code. `task`: which one, where the code admits to several. `wants`: the
+    task whose place and plug-in files the owner names as well.
+    """
+    which = f" --task {task}" if task else ""
+    if wants is not None:
+        which += " --plugin FILE.py" * sum(pin.startswith("sha256:") for pin in plugins_of(wants))
+    where = " --place PLACE" if wants is not None and wants.places else ""
     return f"crowdml join {address}/join/{code}{trust}{which} --source csv:FILE{where}"
 
 
@@ -135,9 +115,8 @@ def join_commands(address: str, code: str, tasks: Sequence[tuple[Task, str]], *,
             return ""
         return task.name if names.count(task.name) == 1 else task.hash.hex()[:12]
 
-    return [
-        join_command(address, code, trust=trust, task=which(task), places=bool(task.places)) for task in opened
-    ] or [join_command(address, code, trust=trust)]
+    found = [join_command(address, code, trust=trust, task=which(task), wants=task) for task in opened]
+    return found or [join_command(address, code, trust=trust)]
 
 
 def only_here(address: str) -> bool:
@@ -193,9 +172,8 @@ def make_batch(
     label: str = "",
     title: str = "",
     by: str = "",
-    trust: str = "",
 ) -> Batch:
-    """Make so many invitations in one transaction. `trust` is what a join command needs to trust this server."""
+    """Make so many invitations in one transaction."""
     if not 1 <= number <= MOST:
         raise BadInvitation(f"{number} invitations: between 1 and {MOST:,} at once.", "number")
     if not 1 <= uses <= 1_000_000:
@@ -211,21 +189,15 @@ def make_batch(
     ended = [each.name for each in map(store.task, tasks) if each is not None and each.state == "stopped"]
     if ended:
         raise BadInvitation(f"The task {ended[0]!r} is stopped: nobody can join it. No invitation was made.", "task")
+    trust = trust_words(store)
     commands = join_commands(address, CODE, admitted(store, tasks), trust=trust)
     command = commands[0] if len(commands) == 1 else join_command(address, CODE, trust=trust, task="TASK")
     cards = [_card(label, place, number, address, command) for place in range(1, number + 1)]
-    invite_many(
-        store,
-        [(code_hash(card.code), card.label) for card in cards],
-        now,
-        uses=uses,
-        ends_at=ends_at,
-        rate=rate,
-        tasks=tasks,
-    )
+    codes = [(code_hash(card.code), card.label) for card in cards]
+    store.invite_many(codes, now, uses=uses, ends_at=ends_at, rate=rate, tasks=tasks)
     many = "1 invitation" if number == 1 else f"{number} invitations"
     store.record("invited", now, f"{by}: {many}, {label!r}".removeprefix(": "), tasks[0] if len(tasks) == 1 else None)
-    return Batch(title or label, address, uses, rate, ends_at, tuple(cards))
+    return Batch(title or title_of(store, tasks) or label, address, uses, rate, ends_at, tuple(cards))
 
 
 def _card(label: str, place: int, number: int, address: str, command: str) -> Card:

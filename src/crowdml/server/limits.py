@@ -12,6 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from itertools import accumulate
 
+from crowdml.pace import SPEED
 from crowdml.server.sizes import LARGEST_CHECK_IN
 from crowdml.wire.problems import Problem
 
@@ -131,7 +132,7 @@ class Turns:
 class Queue:
     """How fast the writer works, how long a check-in takes until it is answered, and when to come back if refused."""
 
-    speed: float = 400.0
+    speed: float = SPEED
     """Check-ins a second, of the last batches; at first a guess."""
     turns: Turns = field(default_factory=Turns)
     clock: Callable[[], float] = time.monotonic

@@ -16,8 +16,6 @@ from typing import Any, Literal
 
 from starlette.types import Message, Scope, Send
 
-__all__ = ["Shape", "log_to_stderr", "logged", "refused", "shown_path"]
-
 Shape = Literal["plain", "json"]
 
 log = logging.getLogger("crowdml.server")

@@ -31,11 +31,11 @@ class Operation:
     parameters: tuple[tuple[str, str, dict[str, Any]], ...] = ()
     """Beside those in the path: where, name, schema."""
     schema: str | None = None
-    """Of the answers in JSON, by its name in `SCHEMAS`."""
+    """Schema of the answers in JSON, by its name in `SCHEMAS`."""
     takes: str | None = None
     """The schema of a body in JSON, by its name in `SCHEMAS`."""
     headers: tuple[str, ...] = ()
-    """Of the answers where all is well: rows of `HEADERS`."""
+    """Headers of the answers where all is well: rows of `HEADERS`."""
     signed: Literal["always", "if closed"] | None = None
     """Whether a device signs the request: where it must, or where the task is closed."""
 
@@ -147,13 +147,20 @@ def _list_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    row = {"row": TEXT, "mechanism": TEXT, "promise": TEXT, "loss": TEXT,
+    number, noise = {"type": "number"}, {"type": ["number", "null"]}
+    row = {"row": TEXT, "mechanism": TEXT, "promise": TEXT, "loss": TEXT, "epsilon": EPSILON, "adjacency": TEXT,
+           "sensitivity": TEXT, "noise": TEXT, "noise_steps": noise, "noise_unit": noise, "grid": number,
            "observer": {"type": "string", "enum": ["anyone", "aggregate", "devices"]}}  # fmt: skip
-    price = {"unit": TEXT, "adjacency": TEXT, "delta": {"type": "number"}, "sample_epsilon": EPSILON,
-             "device_epsilon": EPSILON, "rows": _list_of(_all_of(row))}  # fmt: skip
+    paid = {"check_ins": COUNT, "after": TEXT, "epsilon": EPSILON, "epsilon_alone": EPSILON, "epsilon_sample": EPSILON,
+            "epsilon_sample_alone": EPSILON}  # fmt: skip
+    price = {"unit": TEXT, "adjacency": TEXT, "delta": number, "batch": COUNT, "uses": COUNT,
+             "sample_epsilon": EPSILON, "device_epsilon": EPSILON, "epsilon_sample": EPSILON,
+             "epsilon_sample_alone": EPSILON, "budget": {"type": ["object", "null"]},
+             "device": _list_of(_all_of(paid)), "rows": _list_of(_all_of(row))}  # fmt: skip
     listed = {"name": TEXT, "title": TEXT, "purpose": TEXT, "collects": TEXT, "hash": HASH,
               "state": HEADERS["Crowdml-State"]["schema"], "version": COUNT, "check_ins": COUNT, "closed": FLAG,
-              "price": _all_of(price), "reason": {"type": ["string", "null"]}}  # fmt: skip
+              "price": _all_of(price), "reason": {"type": ["string", "null"]},
+              "round": {"type": ["object", "null"]}}  # fmt: skip
     part = {"type": "object"}
     return {
         "Problem": _all_of(
@@ -178,9 +185,7 @@ def _schemas() -> dict[str, Any]:
         "Code": _all_of({"code": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}}),
         "Invited": _all_of(
             {
-                "tasks": _list_of(
-                    _all_of({name: listed[name] for name in ("hash", "name", "title", "state", "closed")})
-                ),
+                "tasks": _list_of(_all_of({name: listed[name] for name in INVITED})),
                 "left": COUNT,
                 "ends_at": {"type": ["string", "null"]},
                 "run_by": {"type": ["string", "null"]},
@@ -226,7 +231,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         answers[str(status)] = answer
     refusals: dict[int, list[str]] = {}
     for slug in dict.fromkeys((*operation.problems, "too-many", "busy")):  # what any request may hear
-        refusals.setdefault(PROBLEMS[slug].status, []).append(slug)
+        for status in (PROBLEMS[slug].status, *PROBLEMS[slug].also):
+            refusals.setdefault(status, []).append(slug)
     for status, slugs in sorted(refusals.items()):
         answers[str(status)] = {
             "description": "; ".join(f"{slug}: {PROBLEMS[slug].title}" for slug in slugs),

@@ -27,7 +27,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from crowdml.errors import CrowdmlError
+from crowdml.errors import CrowdmlError, FormError
 from crowdml.server.limits import Rates
 from crowdml.storage.server import Session, Store, StoreError
 from crowdml.storage.server.operating import end_other_sessions, extend_session, first_operator, remove_setting
@@ -35,19 +35,6 @@ from crowdml.wire.problems import Problem
 
 if TYPE_CHECKING:
     from crowdml.server.hub import Hub
-
-__all__ = [
-    "FORM_FIELD",
-    "BadOperator",
-    "LoginNeeded",
-    "Operators",
-    "check_name",
-    "check_password",
-    "hash_password",
-    "new_setup_token",
-    "operators_of",
-    "same_origin",
-]
 
 T = TypeVar("T")
 log = logging.getLogger("crowdml.server")
@@ -67,12 +54,8 @@ MOST_WAITING = 16
 _hasher = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
 
 
-class BadOperator(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+class BadOperator(FormError):  # noqa: N818  # reads as the sentence it raises
     """A name or password that cannot be used, or is wrong. `about` is the field that it stands next to."""
-
-    def __init__(self, sentence: str, about: str = "") -> None:
-        super().__init__(sentence)
-        self.about = about
 
 
 class LoginNeeded(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
@@ -125,14 +108,6 @@ def operators_of(request: Request) -> Operators:
     return state.operators
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A new session and the token that its cookie carries."""
-
-    session: Session
-    token: str
-
-
 @dataclass
 class Operators:
     """Logs operators in and out. Passwords are hashed in a thread of its own, one at a time."""
@@ -151,8 +126,8 @@ class Operators:
 
     # --- log in and out ---
 
-    async def log_in(self, name: str, password: str, address: str) -> Opened:
-        """A new session, whatever the browser brought along. Wrong names cost the same time as wrong passwords."""
+    async def log_in(self, name: str, password: str, address: str) -> str:
+        """The token of a new session. Wrong names cost the same time as wrong passwords."""
         who, now = name.strip().lower()[:64], time.monotonic()
         self._take(self.addresses, address, now)
         self._take(self.names, who, now)
@@ -191,8 +166,8 @@ class Operators:
         finally:
             self._waiting -= 1
 
-    async def _open(self, name: str, did: str, known: str, renewed: str | None = None) -> Opened:
-        """A session for whoever gave the password behind `known`, if that still holds when it is opened."""
+    async def _open(self, name: str, did: str, known: str, renewed: str | None = None) -> str:
+        """The token of a session for whoever gave the password behind `known`, if that still holds by then."""
         now = self._now()
         token = f"{secrets.token_urlsafe(32)}.{int(now.timestamp())}"  # its hash covers when it began
         opened = Session(_token_hash(token), secrets.token_urlsafe(24), name, _iso(now + IDLE))
@@ -205,13 +180,13 @@ class Operators:
 
         if not await self.hub.write(work):
             raise BadOperator(WRONG, "password")
-        return Opened(opened, token)
+        return token
 
     async def log_out(self, session: Session) -> None:
         await self.hub.write(self.hub.store.close_session, session.token_hash)
 
-    async def set_up(self, token: str, name: str, password: str, address: str) -> Opened:
-        """The first operator, by the token that was printed; it is void from then on."""
+    async def set_up(self, token: str, name: str, password: str, address: str) -> str:
+        """A session of the first operator, by the token that was printed; that one is void from then on."""
         self._take(self.addresses, address, time.monotonic())
         if not await asyncio.to_thread(self.may_set_up, token):
             raise BadOperator("This set-up address is not, or no longer, valid.", "token")
@@ -305,11 +280,10 @@ class Operators:
 
     # --- cookies ---
 
-    def set_cookie(self, response: Response, request: Request, token: str) -> None:
-        _cookie(response, request, COOKIE, token)
-
-    def set_form_cookie(self, response: Response, request: Request, value: str) -> None:
-        _cookie(response, request, FORM_COOKIE, value)
+    def set_cookie(self, response: Response, request: Request, value: str, name: str = COOKIE) -> None:
+        """For this server's operator pages alone, gone with the browser, out of reach of scripts and other sites."""
+        secure = request.url.scheme == "https"
+        response.set_cookie(name, value, path=PATH, secure=secure, httponly=True, samesite="strict")
 
     def clear_cookie(self, response: Response, request: Request) -> None:
         secure = request.url.scheme == "https"
@@ -331,12 +305,6 @@ def same_origin(request: Request) -> bool:
     if origin is None:
         return True
     return origin.lower() == f"{request.url.scheme}://{request.headers.get('host', '')}".lower()
-
-
-def _cookie(response: Response, request: Request, name: str, value: str) -> None:
-    """For this server's operator pages alone, gone with the browser, out of reach of scripts and other sites."""
-    secure = request.url.scheme == "https"
-    response.set_cookie(name, value, path=PATH, secure=secure, httponly=True, samesite="strict")
 
 
 def _token_hash(token: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from crowdml.messages import SERVER, Address
 from crowdml.protocol import Protocol, address_of
-from crowdml.storage.server import Claim, Entry, JournalRow, Refused, Standing, Store
+from crowdml.storage.server import Claim, Declined, Entry, JournalRow, Standing, Store
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
 from crowdml.wire.letters import Mailbox, few
@@ -39,7 +39,7 @@ class PlaceFigures:
 
 
 class Relay:
-    """Of one task. Changed in the server's writing thread; read anywhere."""
+    """The relay of one task. Changed in the server's writing thread; read anywhere."""
 
     def __init__(self, store: Store, task: Task, peers: Sequence[tuple[int, ...]], keep: int, head: int) -> None:
         self.store, self.task, self.keep = store, task, keep
@@ -90,7 +90,7 @@ class Relay:
             )
         return None
 
-    def post(self, rows: Sequence[JournalRow]) -> list[Entry | Refused]:
+    def post(self, rows: Sequence[JournalRow]) -> list[Entry | Declined]:
         """Journal check-ins that have no flaw, and keep them as letters: one transaction."""
         places = [self.places[row.device] for row in rows]
         entries = self.store.post(self.task.hash, rows, places, self.keep if self.has_peers else 0)

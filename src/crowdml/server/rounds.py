@@ -19,11 +19,12 @@ from datetime import datetime
 from typing import Any
 
 from crowdml.errors import CrowdmlError
+from crowdml.pace import MOVING, SHORTEST_WAIT, poll_wait
 from crowdml.secagg import server
 from crowdml.secagg.cohort import read_roster
 from crowdml.secagg.messages import Advert, Agreement, Masked, Reveal, Shares, encode, members, open_message
 from crowdml.secagg.refusals import Refused
-from crowdml.secagg.server import ADVERTISE, MASK, PHASES, REVEAL, SHARE, SUMMED, ServerRound
+from crowdml.secagg.server import ADVERTISE, AGREE, MASK, PHASES, REVEAL, SHARE, SUMMED, ServerRound
 from crowdml.secagg.terms import Terms
 from crowdml.storage.server import JournalRow, OpenRound, Publication, RoundMessage, RoundRow, Store
 from crowdml.task import Masking
@@ -40,19 +41,16 @@ PHASE_OF = {
     Agreement.kind: server.AGREE,
     Reveal.kind: server.REVEAL,
 }
-POLLS = 400.0
-"""Times a second that the devices of a task ask, all together."""
-SHORTEST_WAIT, LONGEST_WAIT = 0.15, 5.0
 LOOSE = 32 * 2**20
 """Bytes of masked bodies that may lie on disk beside the sum that has them: then the sum is kept, and they go."""
 RECENT = 1000
 """Ended rounds that are remembered for those who ask."""
 SIFTING = 1.0
 """Seconds between two looks at who of an open cohort is still there; one that is about to be fixed is looked at."""
-PATIENCE = 3
-"""Windows in which one device above the minimum is waited for, after the margin has shrunk to nothing."""
 LATELY = 10.0
 """Seconds in which a device was heard of that is there now."""
+LONGEST_RETURN = 300.0
+"""Seconds after which every device has asked again, however long the server was away: the cap of a device's pauses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +64,13 @@ class Under:
     asleep: Mapping[str, bytes] = field(default_factory=dict)
     """Adverts of devices that were not heard of for a lease, while the cohort is open: they may come back."""
     windows: int = 0
-    """That passed without enough devices."""
+    """How many windows closed with too few devices."""
     last: int = 0
     """The journal's entry of the last vector in the sum."""
     loose: int = 0
     """Bytes of bodies that no kept sum has."""
+    is_held: bool = False
+    """Whether its shares are in, and it waits for a total that is under way: it is to read the newest weights."""
     is_closing: bool = False
     """It is being summed: nothing more is heard."""
 
@@ -98,8 +98,11 @@ class RoundFigures:
 Active = Mapping[int, Under]
 
 
-class Rounds:
-    """The rounds of one task. `offer` says what is published now; `clock` is monotonic, `now` writes the time down."""
+class CohortRounds:
+    """The rounds of one task. `offer` says what is published now; `clock` is monotonic, `now` writes the time down.
+
+    `given`, where totals are uploads of a gathered round: the devices in totals of the round that is open now.
+    """
 
     def __init__(
         self,
@@ -111,9 +114,10 @@ class Rounds:
         offer: Callable[[], Publication],
         now: Callable[[], str],
         clock: Callable[[], float],
+        given: set[str] | None = None,
     ) -> None:
         self.store, self.task, self.masking, self.terms = store, task, masking, terms
-        self.offer, self.now, self.clock = offer, now, clock
+        self.offer, self.now, self.clock, self.given = offer, now, clock, given
         self.window, self.lease = float(masking.window), float(masking.lease)
         self.seen: dict[str, float] = {}
         """When each device was last heard of."""
@@ -121,8 +125,11 @@ class Rounds:
         self._sifted = -math.inf
         self.survived = 0
         """Devices in the sums of this process's time."""
+        kept = store.open_rounds(task)
         begins = clock()
-        self.active: Active = {each.row.number: self._restore(each, begins) for each in store.open_rounds(task)}
+        self._back = begins + _return_time(kept, now())
+        """When the devices are back that had to wait while the task was not served."""
+        self.active: Active = {each.row.number: self._restore(each, begins) for each in kept}
         self.newest = store.last_round(task)
         self.ended: dict[int, RoundRow] = {
             row.number: row for row in reversed(store.rounds(task, RECENT)) if row.number not in self.active
@@ -146,9 +153,9 @@ class Rounds:
             survivors=kept.survivors,
             publication=_hash(kept.publication),
         )
-        under = Under(state, kept.row, begins + self._length(state.phase), kept.publication)
+        under = Under(state, kept.row, self._deadline(state.phase), kept.publication)
         if state.phase == ADVERTISE:
-            self.seen.update(dict.fromkeys(state.adverts, begins))
+            self.seen.update(dict.fromkeys(state.adverts, self._back))
             first = dict(list(state.adverts.items())[: self.terms.largest])
             asleep = {device: data for device, data in state.adverts.items() if device not in first}
             return replace(under, state=replace(state, adverts=first), asleep=asleep)
@@ -179,6 +186,10 @@ class Rounds:
     def _length(self, phase: str) -> float:
         return self.window if phase == ADVERTISE else self.lease
 
+    def _deadline(self, phase: str) -> float:
+        """When a phase that begins now is over: its whole time, once the devices that were told to wait are back."""
+        return max(self.clock(), self._back) + self._length(phase)
+
     # --- what devices say ---
 
     def hear(self, active: Active, signed: Signed) -> tuple[Active, RoundMessage | None]:
@@ -195,6 +206,7 @@ class Rounds:
         under, sender = self._under(active, envelope.seq), envelope.sender
         self.seen[sender] = self.clock()
         if isinstance(message, Advert) and under.phase == ADVERTISE:
+            self._refuse_second(active, envelope.seq, sender)
             under = self._sift(under)
         before = under.asleep.get(sender)
         if before is not None and under.phase == ADVERTISE and before != envelope.body:
@@ -213,6 +225,19 @@ class Rounds:
             return after, None
         tells = signed.data if envelope.kind in (Agreement.kind, Reveal.kind) else None
         return after, RoundMessage(envelope.seq, sender, envelope.kind, envelope.body, tells)
+
+    def _refuse_second(self, active: Active, number: int, device: str) -> None:
+        """Refuse a device that gave to the open round of uploads already, or may still give to it in another cohort."""
+        if self.given is None:
+            return
+        version = self.offer().version
+        cohorts = (each for each in active.values() if each.publication is None or each.publication.version == version)
+        if device in self.given or any(server.may_be_summed(self.terms, each.state, device) for each in cohorts):
+            raise Problem(
+                "round-refused",
+                f"Round {number} of masking gives to round {version} of the task, and this device has done so already "
+                "in another cohort. Nothing was charged: it may give again when that round is closed.",
+            )
 
     def check(self, signed: Signed) -> Masked:
         """The masked vector in a check-in that a round would take. Raises a Problem of any other."""
@@ -298,11 +323,7 @@ class Rounds:
 
     def _wait(self, under: Under, now: float) -> float:
         """Seconds until a device shall ask again: so that the crowd asks `POLLS` times a second in all."""
-        return max(SHORTEST_WAIT, min(self._pace, under.deadline - now + SHORTEST_WAIT))
-
-    @property
-    def _pace(self) -> float:
-        return min(LONGEST_WAIT, max(SHORTEST_WAIT, self.crowd / POLLS))
+        return max(SHORTEST_WAIT, min(poll_wait(self.crowd), under.deadline - now + SHORTEST_WAIT))
 
     # --- phases ---
 
@@ -321,13 +342,16 @@ class Rounds:
 
     def _begin(self, number: int, at: str) -> None:
         row = RoundRow(number, ADVERTISE, at)
-        self._put(Under(server.begin(number), row, self.clock() + self.window))
+        self._put(Under(server.begin(number), row, self._deadline(ADVERTISE)))
         self.newest = number
 
     def is_due(self) -> bool:
         """Whether the time of some phase is over."""
         now = self.clock()
-        return any(each.deadline <= now and not each.is_closing for each in self.active.values())
+        free = not self._is_summing(now)
+        return any(
+            (each.deadline <= now or (each.is_held and free)) and not each.is_closing for each in self.active.values()
+        )
 
     def advance(self, left: int | None) -> list[ServerRound]:
         """Close what is complete or late. What remains is to sum up the rounds that are returned, anywhere, and to
@@ -346,7 +370,7 @@ class Rounds:
                     self._put(under)
                     if not self._is_cohort(under, now, wanted):
                         break
-                elif now < under.deadline and not server.is_complete(self.terms, under.state):
+                elif not self._is_over(under, now):
                     break
                 if under.phase == REVEAL:
                     self._put(replace(under, is_closing=True))
@@ -357,23 +381,38 @@ class Rounds:
             self.keep_sums()
         return ready
 
-    def _is_cohort(self, under: Under, now: float, wanted: bool) -> bool:
-        """Whether the cohort is to be fixed now: it is full, or its window is over and enough devices are there.
+    def _is_over(self, under: Under, now: float) -> bool:
+        """Whether a phase is to be closed now: everybody has answered, or its time is over.
 
-        Enough is the minimum and a quarter of the room above it, for some will go missing; half of that margin after
-        each further window, so that a small crowd gets its round. Down to one: with the bare minimum a single device
-        that vanishes costs everybody the round, so it is taken only if nobody else came for `PATIENCE` more windows.
+        A cohort whose shares are in waits while another one moves towards its total, for a lease at most: the weights
+        that it reads then have that total in them.
         """
+        is_late = under.deadline <= now
+        if not (is_late or under.is_held or server.is_complete(self.terms, under.state)):
+            return False
+        if under.phase != SHARE or (under.is_held and is_late) or not self._is_summing(now):
+            return True
+        if not under.is_held:
+            self._put(replace(under, is_held=True, deadline=self._deadline(SHARE)))
+        return False
+
+    def _is_summing(self, now: float) -> bool:
+        """Whether some cohort has read the publication and will soon change it. One that waits for a device which left
+        may take a lease; gathered totals change nothing before their round closes."""
+        since = now - MOVING * poll_wait(self.crowd)
+        return self.given is None and any(
+            each.phase in (MASK, AGREE, REVEAL) and (each.is_closing or each.deadline - self.lease > since)
+            for each in self.active.values()
+        )
+
+    def _is_cohort(self, under: Under, now: float, wanted: bool) -> bool:
+        """Whether the cohort is to be fixed now: it is full, or its window is over and enough devices are there."""
         here, least, most = len(under.state.adverts), self.terms.smallest, self.terms.largest
         if here >= most and wanted:
             return True
         if now < under.deadline:
             return False
-        quarter = math.ceil((most - least) / 4)
-        margin = quarter >> under.windows
-        if not margin and under.windows < quarter.bit_length() + PATIENCE:
-            margin = min(1, most - least)
-        if here >= least + margin and wanted:
+        if here >= server.enough_devices(least, most, under.windows) and wanted:
             return True
         self._put(replace(under, deadline=now + self.window, windows=under.windows + wanted))
         return False
@@ -387,7 +426,7 @@ class Rounds:
         if not at_once and now - self._sifted < SIFTING:
             return under
         self._sifted = now
-        since = now - max(self.lease, 3 * self._pace)
+        since = now - max(self.lease, 3 * poll_wait(self.crowd))
         present = {device for device in (*under.state.adverts, *under.asleep) if self.seen.get(device, since) >= since}
         adverts = {device: data for device, data in under.state.adverts.items() if device in present}
         for device, data in under.asleep.items():
@@ -428,8 +467,10 @@ class Rounds:
             then_open=opens,
             at=at,
         )
-        deadline = self.clock() + self._length(state.phase)
-        self._put(replace(under, state=state, row=row, deadline=deadline, publication=published, asleep={}))
+        deadline = self._deadline(state.phase)
+        self._put(
+            replace(under, state=state, row=row, deadline=deadline, publication=published, asleep={}, is_held=False)
+        )
         if opens is not None:
             self._begin(opens, at)
 
@@ -445,8 +486,13 @@ class Rounds:
             self._end(under, closed)
             return None
         row = self._last_row(under, closed)
-        entry = self.store.end_round(self.task, row, total(row), _told(row, closed))
+        entry = self.store.end_round(
+            self.task, row, total(row), _told(row, closed), keep_devices=self.given is not None
+        )
         self._forget(row)
+        if self.given is not None:
+            ids = read_roster(self.terms, before.round, before.roster).ids
+            self.given.update(ids[index] for index in before.masked)
         return entry
 
     def abandon(self, before: ServerRound, cause: str, why: str) -> None:
@@ -491,12 +537,12 @@ class Rounds:
                 self._put(replace(self.active[each.state.round], loose=0))
 
     def renew(self, away: float = 0.0) -> None:
-        """Give every phase its whole time again: the task was not served for a while, and its devices come back within
-        `away` seconds."""
-        now = self.clock() + away
-        self.seen.update(dict.fromkeys(self.seen, now))
+        """Give every phase its whole time again, those to come included: the task was not served for a while, and its
+        devices come back within `away` seconds."""
+        self._back = self.clock() + away
+        self.seen.update(dict.fromkeys(self.seen, self._back))
         self.active = {
-            number: replace(each, deadline=now + self._length(each.phase)) for number, each in self.active.items()
+            number: replace(each, deadline=self._deadline(each.phase)) for number, each in self.active.items()
         }
 
     def _count(self, now: float) -> None:
@@ -551,6 +597,19 @@ def _told(row: RoundRow, closed: ServerRound) -> list[tuple[str, str]]:
     kind = "round summed" if row.phase == SUMMED else "round abandoned"
     what = f"round {row.number}: {row.survived} of {row.devices} devices{': ' + row.why if row.why else ''}"
     return [(kind, what), *([("wrong shares", f"round {row.number}: {closed.blamed}")] if closed.blamed else [])]
+
+
+def _return_time(kept: Iterable[OpenRound], now: str) -> float:
+    """Seconds until the devices of these rounds have found out that the server is back.
+
+    A device's pauses double while nobody answers, so its last one is at most twice as long as the server was away; and
+    the server was away no longer than since the last round was opened or fixed.
+    """
+    if not now:  # a replay, which waits for nobody
+        return 0.0
+    last = max((each.row.fixed_at or each.row.opened_at for each in kept), default=now)
+    away = (datetime.fromisoformat(now) - datetime.fromisoformat(last)).total_seconds()
+    return min(LONGEST_RETURN, max(0.0, 2 * away))
 
 
 def _hash(published: Publication | None) -> bytes:

@@ -20,16 +20,21 @@ import numpy as np
 
 from crowdml.errors import TaskError
 from crowdml.messages import SERVER, Envelope, encode, total
-from crowdml.protocol import Context, Protocol, Publish, Step, Stop, advance
-from crowdml.protocols import find, refusal
+from crowdml.privacy.noise import Source, SystemSource
+from crowdml.protocol import Protocol
+from crowdml.protocols import refusal
 from crowdml.secagg import server as masking
 from crowdml.secagg.messages import Advert, Masked
 from crowdml.secagg.server import ServerRound
 from crowdml.secagg.terms import Terms, terms_of
+from crowdml.server.closing import Closing
+from crowdml.server.fold import Fold, uploads_in
+from crowdml.server.gathering import RELEASED, Own, pack_own
 from crowdml.server.relay import relay_of
-from crowdml.server.rounds import Rounds
+from crowdml.server.rounds import CohortRounds
 from crowdml.server.sizes import check_masked
-from crowdml.storage.server import Entry, JournalRow, Publication, Refused, RoundMessage, RoundRow, Snapshot, Store
+from crowdml.storage.server import Declined, Entry, JournalRow, Publication, RoundMessage, Store
+from crowdml.storage.server.looks import Look, add_look
 from crowdml.task import Task, from_canonical
 from crowdml.wire.envelopes import Signed, open_signed, sign
 from crowdml.wire.keys import Key
@@ -37,8 +42,7 @@ from crowdml.wire.packing import pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.receipts import chain_next, chain_start, sign_receipts
 from crowdml.wire.statements import Statement, is_plausible, totals_fell
-from crowdml.wire.states import pack_state, unpack_state
-from crowdml.wire.validate import decode_message, decode_messages
+from crowdml.wire.states import pack_state
 
 Answer = tuple[int, bytes] | Problem
 """A status (202 new, 200 already here) with the bytes of a receipt or of a view of a round, or why it was refused."""
@@ -57,47 +61,6 @@ class Offer:
     """The journal's chain there: what every receipt up to `index` is bound to."""
 
 
-class Fold:
-    """A task's state: the protocol's server handlers over check-ins, in order. No clock, no noise, no store."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.protocol = find(task)
-        self.expected = self.protocol.expected(task)
-        step = self.protocol.server.start(task, Context(me=SERVER))
-        self.state: Any = step.state
-        self.message = published(step)
-        self.reason: str | None = None
-        """Why the task stopped by its own rule; None while it goes on."""
-
-    def resume(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot."""
-        self.state = unpack_state(self.state, snapshot.state)
-        self.message = None
-        *_, self.reason = msgpack.unpackb(snapshot.published)
-
-    def read(self, kind: str, body: bytes) -> Any:
-        """The message behind the bytes, if this task hears it and it is as the task says."""
-        return decode_message(kind, body, self.expected)
-
-    def read_many(self, bodies: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """The message behind each kind and body, or the Problem with it."""
-        return decode_messages(bodies, self.expected)
-
-    def apply(self, message: Any, sender: str) -> None:
-        step = advance(self.protocol.server, self.task, self.state, message, Context(me=SERVER, sender=sender))
-        self.state = step.state
-        self.message = published(step) or self.message
-        for effect in step.effects:
-            if isinstance(effect, Stop) and (effect.when is None or bool(effect.when)):
-                self.reason = effect.reason
-
-    @property
-    def weights(self) -> Any:
-        """The model as it stands."""
-        return np.asarray(self.protocol.model(self.task, self.state))
-
-
 class TaskRunner:
     """One task. Everything here runs in the server's one writing thread."""
 
@@ -110,33 +73,38 @@ class TaskRunner:
         *,
         snapshot_every: int = 2_000,
         clock: Callable[[], float] = time.monotonic,
+        noise: Source | None = None,
     ) -> None:
         self.store, self.key, self.now, self.snapshot_every = store, key, now, snapshot_every
         self.task: Task = from_canonical(canonical)
         if self.task.as_published:
             raise TaskError(f"task {self.task.name!r} runs as published: that is for the simulator alone.")
-        self.fold = Fold(self.task)
+        self.clock, self.noise = clock, noise or SystemSource()
+        self.fold = Fold(self.task, uploads_in(store, self.task.hash))
         self.refusal = refusal(self.task)
         """Why devices may not take part, of a task that an earlier version accepted: it has ended, and can be read."""
         self.index, self.chain = 0, chain_start(self.task.hash)
         self.offer = self._offer()
         self._reduced = 0
         """Up to where this process has reduced; at first it goes through all, for another may have been killed."""
-        self.totals = 0
-        """Cohorts that were added up: the server's own entries."""
+        self.own = store.totals_count(self.task.hash)
+        """Entries of the server's own: cohorts' totals, and what `crowdml.server.gathering` lists."""
         self.unsummed: list[ServerRound] = []
         """Rounds whose shares are all here: to be summed up, which may take seconds, and finished."""
-        self.is_masked = self.task.masking is not None and self.fold.protocol.masked is not None
+        self.is_masked = self.fold.protocol.is_masked(self.task)
+        self._open_before: list[int] = []
         self._catch_up()
+        self.closing = Closing(self)
         self.rounds = self._make_rounds(clock) if self.is_masked else None
         self.relay = relay_of(store, self.task, self.fold.protocol, self.index)
 
-    def _make_rounds(self, clock: Callable[[], float]) -> Rounds:
+    def _make_rounds(self, clock: Callable[[], float]) -> CohortRounds:
         assert self.task.masking is not None
         terms = masked_terms(self.task, self.fold.protocol)
-        return Rounds(
-            self.store, self.task.hash, self.task.masking, terms, offer=self._published, now=self.now, clock=clock
-        )
+        return CohortRounds(
+            self.store, self.task.hash, self.task.masking, terms, offer=self._published, now=self.now, clock=clock,
+            given=None if self.fold.gathering is None else self.closing.senders,
+        )  # fmt: skip
 
     def _published(self) -> Publication:
         return Publication(self.offer.version, self.offer.kind, self.offer.body)
@@ -147,9 +115,21 @@ class TaskRunner:
         return self.fold.reason or (None if self.refusal is None else self.refusal.reason)
 
     @property
+    def ended_by(self) -> str | None:
+        """The name of the rule that ended the task, or of why devices may not take part; None: it goes on."""
+        if self.fold.rule is not None:
+            return self.fold.rule.name
+        return None if self.refusal is None else self.refusal.kind
+
+    @property
     def check_ins(self) -> int:
         """What devices gave: the journal without the server's own entries."""
-        return self.index - self.totals
+        return self.index - self.own
+
+    @property
+    def totals(self) -> int:
+        """Cohorts that were added up."""
+        return self.own - self.fold.pending.beside
 
     def _catch_up(self) -> None:
         """The state from the last snapshot and every body since. No noise is drawn; the bits are those of before."""
@@ -158,8 +138,9 @@ class TaskRunner:
         if snapshot is not None:
             self.fold.resume(snapshot)
             self.index, self.chain = snapshot.index, snapshot.chain
-            version, kind, body, _ = msgpack.unpackb(snapshot.published)
+            version, kind, body, *_ = msgpack.unpackb(snapshot.published)
             self.offer = Offer(version, kind, body, self.index, self.chain)
+            self._open_before = list(self.fold.pending.open)
         self.snapshot_at = self.index
         if self.is_masked:
             self._catch_up_totals()
@@ -167,20 +148,19 @@ class TaskRunner:
         for index, data in self.store.tail(hash_, self.index):
             signed = open_signed(data)
             envelope = signed.envelope
-            self.fold.apply(self.fold.read(envelope.kind, envelope.body), envelope.sender)
+            self.fold.hear(index, envelope.kind, envelope.body, envelope.sender)
             self.index = index
             self.chain = chain_next(self.chain, hash_, envelope.sender, envelope.seq, signed.hash)
         if self.index > self.snapshot_at:
             self.offer = self._offer()
 
     def _catch_up_totals(self) -> None:
-        """The same of a masked task: bodies of masked check-ins may be gone, and nothing is folded over them."""
-        for _, data in self.store.totals(self.task.hash, self.index):
+        """Fold the totals of a masked task. Bodies of masked check-ins may be gone, and nothing is folded over them."""
+        for index, data in self.store.totals(self.task.hash, self.index):
             envelope = open_signed(data).envelope
-            self.fold.apply(self.fold.read(envelope.kind, envelope.body), SERVER)
+            self.fold.hear(index, envelope.kind, envelope.body, SERVER)
         head = self.store.head(self.task.hash)
         self.index, self.chain = head.index, head.chain
-        self.totals = self.store.totals_count(self.task.hash)
         self.offer = self._offer()
 
     def _offer(self) -> Offer:
@@ -222,33 +202,82 @@ class TaskRunner:
         found = self.validate(batch)
         answers: list[Any] = [each if isinstance(each, Problem) else None for each in found]
         places = [place for place, answer in enumerate(answers) if answer is None]
+        while places:
+            later: list[int] = []
+            if self.fold.gathering is not None:
+                places, later = self.closing.choose(batch, found, places, answers)
+            self._take(batch, found, places, answers)
+            if self.fold.gathering is not None:
+                self.closing.close_full()
+            places = later
+        return answers
+
+    def _take(self, batch: Sequence[Signed], found: list[Any], places: list[int], answers: list[Any]) -> None:
+        """Journal and apply the check-ins at these places of the batch, and fill in their answers."""
         received = self.now()
         receipts: list[bytes] = []
         entries = self._append([JournalRow.of(batch[place], received) for place in places])
         fresh: list[Entry] = []
         for place, entry in zip(places, entries, strict=True):
-            if isinstance(entry, Refused):
+            if isinstance(entry, Declined):
                 answers[place] = problem_of(entry)
             elif entry.is_new:
-                self.fold.apply(found[place], entry.device)
+                self.fold.apply(found[place], entry.device, entry.index)
                 answers[place] = len(fresh)
                 fresh.append(entry)
         if fresh:
-            self.index, self.chain = fresh[-1].index, fresh[-1].chain
-            self.offer = self._offer()
+            self._moved(fresh[-1])
+            if self.fold.gathering is not None:
+                self.closing.senders.update(entry.device for entry in fresh)
             receipts = sign_receipts(self.task.hash, fresh, self.key)
         for place, entry in zip(places, entries, strict=True):
             if isinstance(entry, Entry):
                 answers[place] = (202, receipts[answers[place]]) if entry.is_new else (200, self.receipt(entry))
-        return answers
 
-    def _append(self, rows: Sequence[JournalRow]) -> list[Entry | Refused]:
+    def _moved(self, entry: Entry) -> None:
+        """The journal ends here, and is applied up to here."""
+        self.index, self.chain = entry.index, entry.chain
+        self.offer = self._offer()
+
+    def own_row(self, kind: str, body: bytes) -> JournalRow:
+        """The next entry of the server's own, signed."""
+        envelope = Envelope(self.task.hash, self.key.id, TO_SERVER, self.own + 1, kind, body)
+        return JournalRow.of(open_signed(sign(envelope, NO_TOTALS, self.key)), self.now())
+
+    def append_own(self, kind: str, body: bytes, take: Callable[[int], None], also: Any = None) -> None:
+        """Journal an entry of the server's own; once it is durable, `take` applies it. `also` writes with it."""
+        entry = self.store.append_own(self.task.hash, self.own_row(kind, body), also)
+        take(entry.index)
+        self._moved_by_own(entry)
+
+    def _moved_by_own(self, entry: Entry) -> None:
+        self.own += 1
+        self.fold.pending.beside += 1
+        self._moved(entry)
+
+    def keep_look(self, rows: int, seen: Look) -> Look | None:
+        """Keep a look at the operator's rows; one that is charged is an entry of the journal, in the same transaction.
+
+        What to show of its version; None where the budget does not allow it.
+        """
+        own = Own(seen.version, tag=str(seen.loss), released={"look": np.asarray(seen.value)})
+        row, entries = self.own_row(RELEASED, pack_own(RELEASED, own)), list[Entry]()
+
+        def journal(connection: Any) -> None:
+            entries.append(self.store.append_own_in(connection, self.task.hash, row))
+
+        kept = add_look(self.store, self.task.hash, rows, seen, None if seen.loss is None else journal)
+        for entry in entries:
+            self._moved_by_own(entry)
+        return kept
+
+    def _append(self, rows: Sequence[JournalRow]) -> list[Entry | Declined]:
         return self.store.append(self.task.hash, rows) if self.relay is None else self.relay.post(rows)
 
     # --- a masked task ---
 
     def accept_rounds(self, batch: Sequence[Signed], posted: Sequence[bool]) -> list[Answer]:
-        """The same for a masked task: check-ins are masked vectors, and what was `posted` to a round is told its view.
+        """`accept` for a masked task: check-ins are masked vectors, and a `posted` message gets its round's view.
 
         One transaction keeps all of it; then phases that are complete are closed, and then everybody is answered.
         """
@@ -283,14 +312,13 @@ class TaskRunner:
         rounds.adopt(active)
         fresh: list[Entry] = []
         for (place, vector), entry in zip(vectors.items(), entries, strict=True):
-            if isinstance(entry, Refused):
+            if isinstance(entry, Declined):
                 answers[place] = problem_of(entry)
             elif entry.is_new:
                 rounds.fold(entry.device, vector, entry.index, len(batch[place].data))
                 fresh.append(entry)
         if fresh:
-            self.index, self.chain = fresh[-1].index, fresh[-1].chain
-            self.offer = self._offer()
+            self._moved(fresh[-1])
             receipts = dict(
                 zip((each.index for each in fresh), sign_receipts(self.task.hash, fresh, self.key), strict=True)
             )
@@ -329,7 +357,10 @@ class TaskRunner:
         if self.rounds is None:
             return []
         steps = self.task.stop.steps
-        self.unsummed += self.rounds.advance(None if steps is None else steps - self.totals)
+        left = None if steps is None else steps - self.totals
+        if self.fold.gathering is not None:
+            left = self.closing.room  # one that is summed after the close would be too late
+        self.unsummed += self.rounds.advance(left)
         return self.unsummed
 
     def finish(self, before: ServerRound, closed: ServerRound) -> bool:
@@ -341,20 +372,18 @@ class TaskRunner:
             if isinstance(message, Problem):
                 self.rounds.abandon(before, "bound", message.detail)
                 return False
+            if self.fold.gathering is not None and (late := self.closing.flaw(message)) is not None:
+                self.rounds.abandon(before, "late", late.detail)
+                return False
 
-        def row(ended: RoundRow) -> JournalRow:
-            envelope = Envelope(
-                self.task.hash, self.key.id, TO_SERVER, self.totals + 1, message.kind, encode(message)
-            )  # fmt: skip
-            return JournalRow.of(open_signed(sign(envelope, NO_TOTALS, self.key)), self.now())
-
-        entry = self.rounds.finish(before, closed, row)
+        entry = self.rounds.finish(before, closed, lambda ended: self.own_row(message.kind, encode(message)))
         if entry is None:
             return False
-        self.totals += 1
-        self.index, self.chain = entry.index, entry.chain
-        self.fold.apply(message, SERVER)
-        self.offer = self._offer()
+        self.own += 1
+        self.fold.apply(message, SERVER, entry.index)
+        self._moved(entry)
+        if self.fold.gathering is not None:
+            self.closing.close_full()
         return True
 
     def _total(self, before: ServerRound, closed: ServerRound) -> Any:
@@ -403,10 +432,12 @@ class TaskRunner:
         if self.rounds is not None:
             self.rounds.keep_sums()  # first: a body that is reduced must be in a sum that is kept
         before, self.snapshot_at = self.snapshot_at, self.index
-        offer = self.offer
-        offered = pack([offer.version, offer.kind, offer.body, self.fold.reason])
-        self.store.snapshot(self.task.hash, self.index, self.chain, pack_state(self.fold.state), offered)
-        self.store.publish(self.task.hash, Publication(offer.version, offer.kind, offer.body))
+        offer, rule = self.offer, None if self.fold.rule is None else self.fold.rule.plain()
+        pending, open_ = self.fold.pending.pack(), list(self.fold.pending.open)
+        offered = pack([offer.version, offer.kind, offer.body, rule, *([] if pending is None else [pending])])
+        spare, self._open_before = {*self._open_before, *open_}, open_
+        self.store.snapshot(self.task.hash, self.index, self.chain, pack_state(self.fold.state), offered, spare)
+        self.store.publish(self.task.hash, self._published())
         if before:
             self._reduced = self.store.reduce(self.task.hash, before, self._reduced).index
 
@@ -423,7 +454,7 @@ def masked_terms(task: Task, protocol: Protocol) -> Terms:
     return terms
 
 
-def problem_of(refused: Refused) -> Problem:
+def problem_of(refused: Declined) -> Problem:
     """Why the journal did not take a check-in, as it travels."""
     if refused.reason == "other-bytes":
         return Problem(
@@ -435,10 +466,3 @@ def problem_of(refused: Refused) -> Problem:
         return Problem("totals-fell", f"Seq {refused.seq} comes with smaller totals than the check-in before it.")
     slug = {"unknown": "unknown-device", "revoked": "revoked", "withdrawn": "withdrawn"}[refused.reason]
     return Problem(slug, f"Device {refused.device} is not, or no longer, enrolled here.")
-
-
-def published(step: Step[Any]) -> Any:
-    for effect in step.effects:
-        if isinstance(effect, Publish) and (effect.when is None or bool(effect.when)):
-            return effect.message
-    return None

@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ async def serve(
     started: Callable[[Started], None] = lambda _: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then drain and take snapshots. `invite` uses of a fresh invitation are printed."""
-    listening = _listen(host, port)
-    with contextlib.closing(listening):
+    renewing = None
+    with contextlib.closing(_listen(host, port)) as listening:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         local = local_certificate(folder, host) if tls_local else None
         if local is not None:
@@ -106,8 +106,12 @@ async def serve(
         tls = None if certificate is None else ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if certificate is not None and tls is not None:
             _load(tls, certificate)  # a wrong file is said before anything starts
-        async with _renewing(tls, certificate, folder if local else None, host):
+            renewing = asyncio.create_task(_renew(tls, certificate, folder if local else None, host))
+        try:
             await _serve(folder, listening, host, database, tasks, invite, tls, local, limits, started)
+        finally:
+            if renewing is not None:
+                renewing.cancel()
 
 
 def _load(context: ssl.SSLContext, certificate: tuple[Path, Path]) -> None:
@@ -118,20 +122,6 @@ def _load(context: ssl.SSLContext, certificate: tuple[Path, Path]) -> None:
             f"The certificate {certificate[0]} with the key {certificate[1]} cannot be used: {error}. "
             "Name the chain first, then its key, both in PEM."
         ) from error
-
-
-@contextlib.asynccontextmanager
-async def _renewing(
-    context: ssl.SSLContext | None, certificate: tuple[Path, Path] | None, folder: Path | None, host: str
-) -> AsyncGenerator[None]:
-    if context is None or certificate is None:
-        yield
-        return
-    renewing = asyncio.get_running_loop().create_task(_renew(context, certificate, folder, host))
-    try:
-        yield
-    finally:
-        renewing.cancel()
 
 
 async def _renew(context: ssl.SSLContext, certificate: tuple[Path, Path], folder: Path | None, host: str) -> None:

@@ -13,8 +13,6 @@ from crowdml.task import Task
 from crowdml.wire.envelopes import LARGEST_AROUND, LARGEST_BODY
 from crowdml.wire.validate import Expected, largest_body
 
-__all__ = ["LARGEST_CHECK_IN", "check_sizes", "largest_check_in", "largest_masked", "largest_message"]
-
 LARGEST_CHECK_IN = 4 * 2**20
 """Bytes of a check-in without masks that a server takes, where its operator says nothing else."""
 ADDRESS = 8
@@ -25,7 +23,7 @@ AROUND_VECTOR = 128
 
 def check_sizes(task: Task, protocol: Protocol, most: int = LARGEST_CHECK_IN) -> None:
     """Refuse a task none of whose check-ins would be taken: devices would be charged for nothing."""
-    if task.masking is not None and protocol.masked is not None:
+    if protocol.is_masked(task):
         check_masked(task, terms_of(task, protocol.mechanisms(task)))
         return
     size = largest_check_in(protocol.expected(task), len(task.places))

@@ -7,8 +7,6 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["csv_text"]
-
 _COMPUTED = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 """What a formula begins with, for one spreadsheet or another."""
 

@@ -24,8 +24,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crowdml.errors import CrowdmlError
 
-__all__ = ["Local", "TlsError", "is_loopback", "local_certificate", "own_addresses", "reachable_host"]
-
 FOLDER = "tls"
 AUTHORITY_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 90, 30
 PRIVATE = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10",
@@ -160,21 +158,10 @@ def _make_authority(path: Path, key_path: Path, host: str, at: datetime) -> None
     named = [host.lower()] if _is_explicit(host) and _ip(host) is None else []
     domains: dict[str, None] = dict.fromkeys([*LOCAL_NAMES, machine, *named])
     permitted = [x509.DNSName(each) for each in domains] + [x509.IPAddress(each) for each in networks]
-    usage = x509.KeyUsage(
-        key_cert_sign=True,
-        crl_sign=True,
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
     made = (
         _begin(name, name, key.public_key(), at, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_usage(certificates=True), critical=True)
         .add_extension(x509.NameConstraints(permitted_subtrees=permitted, excluded_subtrees=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -192,23 +179,12 @@ def _make_server(
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "crowdml")])
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=False,
-        crl_sign=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
     alternatives = [x509.DNSName(name) if (found := _ip(name)) is None else x509.IPAddress(found) for name in names]
     issuer_key = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     made = (
         _begin(subject, ca.subject, key.public_key(), at, SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_usage(certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False)
@@ -218,6 +194,21 @@ def _make_server(
     path.unlink(missing_ok=True)  # never the old certificate beside the new key
     _write(key_path, _pem(key), 0o600)
     _write(path, chain, 0o644)
+
+
+def _usage(*, certificates: bool) -> x509.KeyUsage:
+    """What a key signs: certificates and their revocations, or the handshakes of a server. It encrypts nothing."""
+    return x509.KeyUsage(
+        key_cert_sign=certificates,
+        crl_sign=certificates,
+        digital_signature=not certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _begin(

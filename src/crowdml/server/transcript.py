@@ -8,7 +8,8 @@ bodies of a masked task are the server's totals: what one device sent was never 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,10 +19,14 @@ import numpy as np
 
 from crowdml.errors import CrowdmlError, DataError
 from crowdml.messages import SERVER, encode
-from crowdml.server.runner import Fold
+from crowdml.server.fold import Fold, uploads_in
+from crowdml.server.gathering import CLOSED, OWN, Bodies
 from crowdml.storage.server import Snapshot, Store
 from crowdml.task import from_canonical
 from crowdml.wire.transcripts import FORMAT, BadTranscript, End, Entry, Start, read_published, read_transcript
+
+IN_MEMORY = 2**26
+"""Bytes of a round's uploads that a replay holds in memory."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,14 @@ def write_transcript(store: Store, task: bytes, file: BinaryIO) -> Replayed:
     if stored is None:
         raise DataError(f"There is no task {task.hex()[:12]} in {store.name}.")
     head = store.head(task)
-    folding = _Folding(stored.canonical)
-    snapshot, contributions = store.export_transcript(task, masked=folding.is_masked)
+    folding = _Folding(stored.canonical, uploads_in(store, task))
+    snapshot, contributions = store.export_transcript(task, folding.begin, masked=folding.is_masked)
     start = (
         None
         if snapshot is None
         else {"index": snapshot.index, "state": snapshot.state, "published": snapshot.published}
     )
     _write(file, {"format": FORMAT, "task": stored.canonical, "snapshot": start})
-    folding.begin(snapshot)
     for each in contributions:
         if each.index > head.index:
             break
@@ -102,39 +106,75 @@ def _replay(file: BinaryIO, path: Path) -> Replayed:
 
 
 def _fold(task: bytes, start: Start | None, parts: Iterator[Entry | End]) -> tuple[Replayed, End]:
-    with np.errstate(all="ignore"):  # numbers of nobody's making may overflow; the end is compared in any case
-        folding = _Folding(task)
-        folding.begin(None if start is None else Snapshot(start.index, b"", start.state, start.published))
+    # Numbers of nobody's making may overflow; the end is compared in any case.
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as spool, np.errstate(all="ignore"):
+        uploads = _Uploads(spool)
+        folding = _Folding(task, uploads)
+        if start is not None:
+            folding.begin(Snapshot(start.index, b"", start.state, start.published))
         for part in parts:
             if isinstance(part, End):
                 return folding.done(), part
+            if folding.fold.gathering is not None and part.kind not in OWN:
+                uploads.add(part)
             folding.apply(part.index, part.sender, part.kind, part.body)
+            if part.kind == CLOSED:
+                uploads.clear()
     raise BadTranscript("its end is missing")
+
+
+class _Uploads:
+    """The bodies of the round that is open in a transcript: in memory while they are few, else in a file."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._where: dict[int, tuple[str, int, int]] = {}
+
+    def add(self, part: Entry) -> None:
+        self._where[part.index] = part.kind, self._file.seek(0, 2), len(part.body)
+        self._file.write(part.body)
+
+    def clear(self) -> None:
+        self._where.clear()
+        self._file.truncate(0)
+
+    def __call__(self, places: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+        for place in places:
+            if place not in self._where:
+                raise BadTranscript(f"the upload at entry {place}, which a round has, is missing")
+            kind, at, size = self._where[place]
+            self._file.seek(at)
+            yield kind, self._file.read(size)
 
 
 class _Folding:
     """The fold over a transcript, from its snapshot."""
 
-    def __init__(self, canonical: bytes) -> None:
-        self.fold = Fold(from_canonical(canonical))
+    def __init__(self, canonical: bytes, uploads: Bodies) -> None:
+        self.fold = Fold(from_canonical(canonical), uploads)
         self.index = self.first = 0
+        self.before: set[int] = set()
         self.offered: tuple[int, str, bytes] | None = None
 
     @property
     def is_masked(self) -> bool:
         return self.fold.task.masking is not None
 
-    def begin(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None:
-            found = read_published(snapshot.published)
-            self.fold.resume(snapshot)
-            self.offered = found.version, found.kind, found.body
-            self.index = self.first = snapshot.index
+    def begin(self, snapshot: Snapshot) -> Sequence[int]:
+        """Start from a snapshot; the entries before it that its open round has."""
+        found = read_published(snapshot.published)
+        self.fold.resume(snapshot)
+        self.offered = found.version, found.kind, found.body
+        self.index = self.first = snapshot.index
+        self.before = set(self.fold.pending.open)
+        return tuple(self.fold.pending.open)
 
     def apply(self, index: int, sender: int, kind: str, body: bytes) -> None:
+        if index in self.before:
+            return
         if index <= self.index or (index > self.index + 1 and not self.is_masked):
             raise BadTranscript(f"entry {index} follows entry {self.index}")
-        self.fold.apply(self.fold.read(kind, body), SERVER if self.is_masked else str(sender))
+        self.fold.hear(index, kind, body, SERVER if self.is_masked else str(sender))
         self.index = index
 
     def done(self) -> Replayed:

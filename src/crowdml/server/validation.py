@@ -1,6 +1,6 @@
 """How well a task's model does on rows of the operator's own: public ones exactly, private ones for a charge.
 
-Public rows belong to nobody of the study. The model is a release already, so to try it on them costs nothing.
+Public rows belong to nobody in the study. The model is a release already, so to try it on them costs nothing.
 
 Charged rows are private. Guarantee: epsilon-DP for each look, against anyone who is shown it, for replacing one row;
 pure losses add over all looks at a row, in whichever sets and for whichever tasks of this server, up to the budget of
@@ -16,12 +16,13 @@ The rows stay in the server's store: no log, page, export or transcript has them
 from __future__ import annotations
 
 import csv
-import io
 import math
 import zipfile
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,46 +30,36 @@ import numpy as np
 
 from crowdml.arrays import Array, Samples
 from crowdml.datasets import NAMES, load
+from crowdml.datasets.files import npz_array, npz_head
 from crowdml.errors import DataError, TaskError
-from crowdml.features.norms import Norm, into_ball
-from crowdml.lines import as_public, csv_fields, longest_line, looks_like_heading, read_lines
-from crowdml.privacy.door import Door
+from crowdml.features.bounds import label_scale, prepared, prepared_numbers
+from crowdml.features.norms import Norm
+from crowdml.lines import as_public, columns_of, csv_fields, longest_line, looks_like_heading, read_lines, separator
+from crowdml.privacy.door import OwnDoor
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.losses import Pure
 from crowdml.privacy.mechanisms import CountLaplace, GridLaplace
 from crowdml.privacy.noise import LARGEST, Source
 from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import L1, Adjacency
-from crowdml.protocols import gram
-from crowdml.server.estimates import REACH, Estimate
-from crowdml.server.graph import fitting_model
+from crowdml.protocols import find
+from crowdml.server.estimates import REACH, Estimate, judged
 from crowdml.server.histograms import is_histogram
 from crowdml.storage.server import Store
-from crowdml.storage.server.looks import Look, Terms, Validation, attach, looks_of, validations
+from crowdml.storage.server.looks import Look, Terms, Validation, attach, looks_of, rows_of, validations
 from crowdml.task import Task
-from crowdml.texts import number_text
+from crowdml.texts import count_text, number_text
+from crowdml.verdict import Verdict, share_of_majority
 
 __all__ = [
-    "OwnRows",
-    "Shown",
-    "Watched",
-    "check_terms",
-    "check_validated",
-    "evaluate",
-    "is_due",
-    "keep_rows",
-    "mechanism_of",
-    "read_rows",
-    "unpack_rows",
-    "watched",
-]
+    "OwnRows", "Shown", "Watched", "check_terms", "check_validated", "evaluate", "is_due", "keep_rows", "mechanism_of",
+    "read_rows", "unpack_rows", "watched",
+]  # fmt: skip
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 128 * 2**20
-"""Of rows that a task is validated on: they lie in the server's database, and in memory while they are in use."""
-LONGEST_HEAD = 2**16
-"""Bytes of the head of an array in an NPZ file."""
+"""Most rows that a task is validated on: they lie in the server's database, and in memory while they are in use."""
 LEAST_EPSILON = Fraction(1, 1000)
-"""Of a look: the noise is then a thousand mistakes."""
+"""The least epsilon of a look: its noise is then a thousand mistakes."""
 PART = 4096
 """Rows that the model looks at in one go: check-ins go on between them."""
 GROWTH = 20
@@ -111,13 +102,18 @@ def check_validated(task: Task) -> None:
         raise TaskError(f"task {task.name!r} cuts its samples out of readings on the device: a server has none.")
 
 
-def read_rows(task: Task, given: str) -> OwnRows:
+def read_rows(task: Task, given: str, label: str | None = None, ignore: Sequence[str] = ()) -> OwnRows:
     """The rows of a CSV file (features, then the label), of an NPZ file (`x` and `y`), or those that a data set keeps
-    for evaluation. Labels are names of classes, their places, or numbers. No error shows a row."""
+    for evaluation. Labels are names of classes, their places, or numbers. No error shows a row.
+
+    label, ignore: columns of a CSV file by name, as devices take them: the one of labels, and those that are left out.
+    """
     check_validated(task)
     path = Path(given)
+    if path.suffix != ".csv" and (label is not None or ignore):
+        raise DataError(f"--label and --ignore are for CSV files, and {given!r} is none. Leave them out.")
     if path.suffix == ".csv":
-        x, y = _read_csv(task, path)
+        x, y = _read_csv(task, path, label, ignore)
     elif path.suffix == ".npz":
         x, y = _read_npz(task, path)
     elif given in NAMES:
@@ -148,17 +144,23 @@ def _too_large(where: object, found: str) -> DataError:
     )
 
 
-def _read_csv(task: Task, path: Path) -> tuple[Array, Array]:
+def _read_csv(task: Task, path: Path, label: str | None, ignore: Sequence[str]) -> tuple[Array, Array]:
     names, dimension = {name: place for place, name in enumerate(task.labels.classes)}, task.features.dimension
     x, y, longest = array("f"), array("f"), longest_line(dimension + 1)
+    mark, width, order = ",", dimension + 1, None
     try:
         with path.open("rb") as file:
             for number, line in enumerate(read_lines(file, longest), 1):
                 if line is None:
                     raise _too_large(path, f"a line of more than {longest:,} bytes")
-                row = _fields(path, number, line, dimension)
-                if number == 1 and looks_like_heading("csv", line):
+                heading = number == 1 and looks_like_heading("csv", line)
+                if number == 1:
+                    mark = separator(line)
+                    width, order = _order(path, line, heading, label, ignore, dimension)
+                row = _fields(path, number, line, mark, width, dimension)
+                if heading:
                     continue
+                row = row if order is None else [row[place] for place in order]
                 if _is_too_large(len(y) + 1, dimension):
                     raise _too_large(path, f"more than {len(y):,} rows of {dimension:,} numbers")
                 try:
@@ -171,21 +173,41 @@ def _read_csv(task: Task, path: Path) -> tuple[Array, Array]:
     return _checked(task, np.asarray(x).reshape(len(y), dimension), np.asarray(y), str(path))
 
 
-def _fields(path: Path, number: int, line: bytes, dimension: int) -> list[str]:
+def _order(
+    path: Path, first: bytes, heading: bool, label: str | None, ignore: Sequence[str], dimension: int
+) -> tuple[int, tuple[int, ...] | None]:
+    """How many fields a line has, and where the features and then the label stand, where somebody names columns."""
+    if label is None and not ignore:
+        return dimension + 1, None
+    if not heading:
+        raise DataError(
+            f"{path}: --label and --ignore name columns by a heading, and it has none. Add one as its first line, or "
+            "leave them out. Nothing was written."
+        )
+    names, order = columns_of(first, str(path), label, ignore, "Nothing was written.")
+    if len(order) != dimension + 1:
+        raise DataError(
+            f"{path} has {count_text(len(order) - 1, 'feature')} ({', '.join(names[place] for place in order[:6])}"
+            f"{', ...' * (len(order) > 7)}), and the task takes {dimension}. Leave columns out with --ignore. Nothing "
+            "was written."
+        )
+    return len(names), order
+
+
+def _fields(path: Path, number: int, line: bytes, mark: str, width: int, dimension: int) -> list[str]:
     """The fields of one line. Each line is a row, as on a device: one that cannot be used is refused, never dropped."""
     try:
         text = ((as_public(line) or b"") if number == 1 else line).decode()
-        fields = csv_fields(text) if text.strip() else []
+        fields = csv_fields(text, mark) if text.strip() else []
     except (ValueError, csv.Error):
         raise DataError(
             f"{path}, line {number}: not in UTF-8, or its quotes do not close. Nothing was written."
         ) from None
-    if len(fields) == dimension + 1:
+    if len(fields) == width:
         return fields
     found = f"{len(fields)} fields" if fields else "it is blank"
-    raise DataError(
-        f"{path}, line {number}: {found}, and the task takes {dimension} numbers and a label. Nothing was written."
-    )
+    wanted = f"the task takes {dimension} numbers and a label" if width == dimension + 1 else f"its heading has {width}"
+    raise DataError(f"{path}, line {number}: {found}, and {wanted}. Nothing was written.")
 
 
 def _read_npz(task: Task, path: Path) -> tuple[Array, Array]:
@@ -212,21 +234,18 @@ def _no_npz(path: Path, why: str) -> DataError:
 
 
 def _read_member(path: Path, file: zipfile.ZipFile, name: str) -> Array:
-    """One array of an NPZ file. Its head says how large it is, and is read first: a packed one grows a thousandfold."""
-    with file.open(f"{name}.npy") as member:
-        head = io.BytesIO(member.read(LONGEST_HEAD))
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, _, dtype = read[np.lib.format.read_magic(head)](head)
+    """One array of an NPZ file, where its head says that it is not too large."""
+    shape, dtype = npz_head(file, name)
     if math.prod(shape) * max(4, dtype.itemsize) > MOST_BYTES or (shape and shape[0] > MOST_ROWS):
         said = " x ".join(f"{each:,}" for each in shape)
         raise _too_large(path, f"an array {name} of {said} entries of {dtype.itemsize} bytes")
-    with file.open(f"{name}.npy") as member:
-        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+    return npz_array(file, name)
 
 
 def _read_dataset(task: Task, name: str) -> OwnRows:
     """Rows of a data set: scaled by the task's norm, as those that devices have of it."""
-    seed, norm = 1 if name == "synthetic" else None, cast(Norm, task.features.norm.kind)
+    seed = 1 if name == "synthetic" else None
+    norm = cast(Norm, task.features.norm.kind if task.features.low is None else "none")
     data = load(name, normalise=norm, seed=seed)
     if task.classes is not None and len(data.classes) != task.classes:
         raise DataError(
@@ -252,7 +271,7 @@ def _checked(task: Task, x: Array, y: Array, where: str) -> tuple[Array, Array]:
             narrow[part], labels[part] = x[part].astype(np.float64), y[part].astype(np.float64)
             fits[part] = np.isfinite(narrow[part]).all(axis=1) & np.isfinite(labels[part])
     if task.classes is None:
-        labels = np.clip(labels, -float(task.labels.bound), float(task.labels.bound))  # as devices do
+        labels = prepared_numbers(task.labels, labels).astype(np.float32)  # as devices do
     else:
         fits &= (labels >= 0) & (labels < task.classes) & (labels == np.floor(labels))
     if not fits.all():
@@ -345,22 +364,17 @@ def evaluate(
         return Look(version, at, round(Fraction(float(tried(samples).sum(dtype=np.float64))) / step), step, None)
     row = mechanism_of(task, epsilon, len(samples))
     step, private = row.grid.step, Private(samples, row.covers)
-    if isinstance(row, GridLaplace):  # to the middle, so that a distance moves the sum by half as much
-        middle = row.clip
+    middle, centred = 0, private.map(tried)
+    if row.clipped is not None:
+        middle = row.clipped  # so that a distance moves the sum by half as much
         centred = private.map(lambda rows: np.rint(tried(rows) / float(step)) * float(step) - middle * float(step))
-    else:
-        middle, centred = 0, private.map(tried)
-    released = Door({"look": row}, noise).release("look", centred)
+    released = OwnDoor({"look": row}, noise).release("look", centred)
     return Look(version, at, int(released.value) + middle * len(samples), step, Pure(row.epsilon))
 
 
 def _predictions(task: Task, weights: Array, x: Array) -> Array:
     """What a device would say of these rows."""
-    norm = task.features.norm
-    inside = into_ball(x, cast(Norm, norm.kind), float(norm.bound))
-    if task.protocol["kind"] == "gram":
-        return gram.predictions(task, weights, inside)
-    return fitting_model(task, weights).predict(weights, inside)
+    return find(task).predict(task, weights, prepared(task.features, x))
 
 
 def _mistakes(task: Task, weights: Array, samples: Samples) -> Array:
@@ -395,6 +409,8 @@ class Watched:
     measure: str
     """`accuracy`, or `distance` where numbers are learned: so the plot is called, too."""
     shown: tuple[Shown, ...]
+    verdict: Verdict | None = None
+    """What the last accuracy is worth; None where there is none, or the noise hides it."""
 
     @property
     def last(self) -> Shown | None:
@@ -402,7 +418,7 @@ class Watched:
 
     @property
     def state(self) -> str:
-        """In a word: whether the server goes on looking."""
+        """In a word: whether the server keeps evaluating new versions."""
         if self.found.halted is not None:
             return "halted"
         if self.found.left == 0:
@@ -412,12 +428,12 @@ class Watched:
     def said(self, *, stopped: bool = False) -> str:
         """How it stands, for operators: a sentence. `stopped`: the task is."""
         if stopped and self.state in ("looks", "last"):
-            return "The task is stopped, and its last version was looked at or soon is."
+            return "The task is stopped. Its last version has been evaluated, or soon will be."
         return {
             "halted": HALTED.get(self.found.halted or "", HALTED["restored"]),
-            "spent": "Nobody looks any more: the budget is spent.",
-            "last": "One look is left, and is kept for the end of the task.",
-            "looks": "The server goes on looking.",
+            "spent": "The evaluations have ended: their budget is spent.",
+            "last": "One evaluation is left, and is kept for the end of the task.",
+            "looks": "The server keeps evaluating new versions.",
         }[self.state]
 
     def short(self, *, open_: bool = True) -> str:
@@ -433,16 +449,16 @@ class Watched:
         return number_text(figure.value, 4) + (f" ± {number_text(reach, 4)}" if is_open else "")
 
     def text(self) -> str:
-        """The same, and of which version it is."""
+        """The estimate, and the version that it is of."""
         return self.short() if self.last is None else f"{self.short()} at version {self.last.version:,}"
 
     def promise(self) -> str:
-        """Who is protected, from whom, and how far: nobody where the rows are public."""
+        """The promise to the rows: whom it protects, from whom, and how far; nobody where they are public."""
         terms = self.found.terms
         if terms.epsilon is None or terms.budget is None:
-            return "Public rows, which belong to nobody of the study: figures are exact, and cost nothing."
+            return "Public rows, which belong to nobody in the study: figures are exact, and cost nothing."
         return (
-            "Protected is one row of the operator's own data, from anyone who sees these figures: ε = "
+            "This protects one row of the operator's own data from anyone who sees these figures: ε = "
             f"{float(terms.epsilon):g} a look for replacing it, ε = {float(self.found.spent):g} in all looks so far, "
             f"at most {float(terms.budget):g}; δ = 0."
         )
@@ -464,6 +480,7 @@ class Watched:
             "measure": self.measure,
             "version": None if last is None else last.version,
             self.measure: None if last is None else last.figure.value,
+            "verdict": None if self.verdict is None else self.verdict.plain,
             "looks": [
                 {"version": each.version, "value": each.figure.value, "low": each.figure.low, "high": each.figure.high}
                 for each in self.shown
@@ -478,7 +495,23 @@ def watched(store: Store, task: Task) -> Watched | None:
         return None
     seen = looks_of(store, found)
     measure = "distance" if task.classes is None else "accuracy"
-    return Watched(found, measure, tuple(_shown(task, found, each) for each in seen))
+    shown = tuple(_shown(task, found, each) for each in seen)
+    last = judged(task, shown[-1].figure, _majority(store, task, found)) if shown else None
+    return Watched(found, measure, shown, last)
+
+
+def _majority(store: Store, task: Task, found: Validation) -> float | None:
+    """The share of the most common class among public rows. Of private ones it would be another release: None."""
+    if found.terms.epsilon is not None or task.classes is None:
+        return None
+    return _share_of_majority(store, found.rows, found.count, found.dimension, found.attached_at)
+
+
+@lru_cache(maxsize=64)
+def _share_of_majority(store: Store, rows: int, count: int, dimension: int, attached_at: str) -> float | None:
+    """Read once for rows that were attached at this time: they may be 128 MiB, and figures are made every second."""
+    data = rows_of(store, rows)
+    return None if data is None else share_of_majority(unpack_rows(data, count, dimension).y)
 
 
 def _shown(task: Task, found: Validation, seen: Look) -> Shown:
@@ -489,4 +522,6 @@ def _shown(task: Task, found: Validation, seen: Look) -> Shown:
         reach = REACH * math.sqrt(2) * scale / found.count
     if task.classes is not None:
         value = 1 - value
+    else:
+        value, reach = (label_scale(task.labels)[1] * each for each in (value, reach))
     return Shown(seen.version, seen.at, Estimate(value, value - reach, value + reach))

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 
 from crowdml.arrays import STRUCTS
+from crowdml.channels import Stacked
 from crowdml.privacy.private import Masked, Private, Release
-from crowdml.protocol import CheckOut, Publish, Send, Step, Stop, Wake
+from crowdml.protocol import CheckOut, Gathered, Publish, Send, Step, Stop, Wake
 
 _known: set[type] = set()
 
@@ -18,9 +19,11 @@ STEPS: tuple[tuple[type, list[str], list[str]], ...] = (
     (Send, ["message", "when"], ["to"]),
     (Publish, ["message", "when"], []),
     (Wake, [], ["after", "tag"]),
-    (Stop, ["when"], ["reason"]),
+    (Stop, ["when"], ["rule"]),
+    (Gathered, ["round", "uploads"], []),
+    (Stacked, ["rows", "devices"], []),
 )
-"""A step and its effects, with what is an array in them and what is a constant."""
+"""A step, its effects and a closed round, with what is an array in them and what is a constant."""
 
 
 WHOLE_SUMS = {"xla_disable_hlo_passes": "tree_reduction_rewriter"}

@@ -82,7 +82,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class World:
-    """Who is there and how they are connected. Defaults: everybody, always, at once."""
+    """The devices of a simulated world and their connections. By default each device is always there, without delay."""
 
     devices: int
     samples: int
@@ -104,6 +104,10 @@ class World:
     """Share of the time that a device is away: it neither senses nor talks, and goes on when it returns."""
     cycle: float = 0.0
     """Mean time from one return to the next."""
+    work: float = 0.0
+    """How long a device works on what it hears of its cohort, in one process for all of them: one after the other."""
+    waits: bool = False
+    """Whether samples stay at their source until a device reads them, as rows of a file do: no buffer loses one."""
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.samples < 1:
@@ -138,6 +142,14 @@ class World:
         if self.leaving:
             over = over | (time > self.left(seed, device))
         return np.where(over, np.inf, time)
+
+    def sample(self, device: Any, number: Any) -> Any:
+        """Which of its samples a device senses as its n-th, passes counted on."""
+        return number
+
+    def capacity(self, buffer: int) -> int:
+        """How many samples may wait on a device whose buffer holds so many."""
+        return max(buffer, self.samples) if self.waits else buffer
 
     def left(self, seed: int, device: Any) -> Floats:
         """When a device leaves; infinite for those that stay."""

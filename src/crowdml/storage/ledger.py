@@ -23,11 +23,11 @@ from fractions import Fraction
 from functools import lru_cache
 from operator import ge
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from crowdml.errors import ASK_FOR_STATEMENT, BudgetExhausted, GuaranteeError, LedgerError
+from crowdml.price import Epsilons
 from crowdml.privacy.losses import ZCDP, Filter, Loss, Pure, Renyi, Total, Unbounded, parse_loss
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.records import record
@@ -96,7 +96,7 @@ class Charge:
 
     @property
     def unit(self) -> Literal["sample", "device"]:
-        """Whose data the guarantee protects."""
+        """What the guarantee protects: one sample, or all samples of a device."""
         return "device" if self.adjacency is Adjacency.REPLACE_DEVICE else "sample"
 
     @property
@@ -106,7 +106,7 @@ class Charge:
 
 
 @record
-class Price:
+class Added:
     """What some charges add: to any of their samples at most, to the device, and in samples not given before."""
 
     sample: Total
@@ -176,7 +176,7 @@ class _Memory:
     seen: dict[bytes | None, _Seen] = field(default_factory=dict)
     front: dict[bytes | None, list[tuple[int, Total]]] = field(default_factory=dict)
     ceiling: Total | None = None
-    """Of all tasks."""
+    """The ceiling of all tasks."""
     seq: dict[bytes, int] = field(default_factory=dict)
     """The next one of a task."""
 
@@ -272,9 +272,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Serials
@@ -310,30 +308,17 @@ class Ledger:
 
     def waiting(self, task: bytes) -> tuple[Waiting, ...]:
         """The samples of this task that no step has given, oldest first."""
-        with self._explained():
-            rows = self._connection.execute(
-                "select serial, body from waiting where device = ? and task = ? order by serial", (self.device, task)
-            )
-            return tuple(Waiting(*row) for row in rows)
+        wanted = "select serial, body from waiting where device = ? and task = ? order by serial"
+        return tuple(Waiting(*row) for row in self._read(wanted, self.device, task))
 
     def discard(self, serials: Iterable[int]) -> None:
         """Forget samples that wait: they are never given."""
         with self._transaction("immediate"):
             self._discard(serials)
 
-    def taken(self, source: str) -> int:
-        """How many samples were read from a source, over all tasks."""
-        with self._explained():
-            row = self._connection.execute(
-                "select taken from source where device = ? and name = ?", (self.device, source)
-            ).fetchone()
-            return 0 if row is None else row[0]
-
     def sources(self) -> dict[str, int]:
-        """Every source that samples were read from, and how many."""
-        with self._explained():
-            rows = self._connection.execute("select name, taken from source where device = ?", (self.device,))
-            return dict(rows.fetchall())
+        """Every source that samples were read from, and how many, over all tasks."""
+        return dict(self._read("select name, taken from source where device = ?", self.device))
 
     # Charge, then send
 
@@ -407,11 +392,8 @@ class Ledger:
 
     def remembered(self, task: bytes) -> tuple[Batch, ...]:
         """The last batches that were given and kept to learn from, oldest first."""
-        with self._explained():
-            rows = self._connection.execute(
-                "select number, body from memory where device = ? and task = ? order by number", (self.device, task)
-            )
-            return tuple(Batch(*row) for row in rows)
+        wanted = "select number, body from memory where device = ? and task = ? order by number"
+        return tuple(Batch(*row) for row in self._read(wanted, self.device, task))
 
     def keep_round(self, task: bytes, round_: Round) -> None:
         """Keep where the device stands in its round. Rounds only grow, and one that is over never begins again."""
@@ -421,11 +403,8 @@ class Ledger:
 
     def round(self, task: bytes) -> Round | None:
         """The last round of this task that the device ever began; None before the first."""
-        with self._explained():
-            row = self._connection.execute(
-                "select number, body from round where device = ? and task = ?", (self.device, task)
-            ).fetchone()
-            return None if row is None else Round(*row)
+        found = self._read("select number, body from round where device = ? and task = ?", self.device, task)
+        return Round(*found[0]) if found else None
 
     def next_seq(self, task: bytes) -> int:
         """The number under which this task's next message is sealed."""
@@ -434,13 +413,8 @@ class Ledger:
 
     def resend(self, task: bytes | None = None) -> tuple[Outgoing, ...]:
         """What was paid for and not acknowledged, oldest first. To send it again is free: these are the same bytes."""
-        with self._explained():
-            rows = self._connection.execute(
-                "select task, seq, body from outbox "
-                "where acknowledged = 0 and device = ?2 and (?1 is null or task = ?1) order by rowid",
-                (task, self.device),
-            )
-            return tuple(Outgoing(*row) for row in rows)
+        rows = self._read(f"select task, seq, body {_OUTBOX} and acknowledged = 0 order by rowid", self.device, task)
+        return tuple(Outgoing(*row) for row in rows)
 
     def acknowledge(self, task: bytes, seq: int, receipt: bytes | None = None) -> None:
         """The server has it: forget the bytes, keep its receipt. A second acknowledgement changes nothing."""
@@ -454,62 +428,26 @@ class Ledger:
 
     def receipts(self, task: bytes | None = None) -> tuple[bytes, ...]:
         """What the server gave for the messages that it acknowledged, oldest first."""
-        with self._explained():
-            rows = self._connection.execute(
-                "select receipt from outbox where receipt is not null and device = ?2 and (?1 is null or task = ?1) "
-                "order by rowid",
-                (task, self.device),
-            )
-            return tuple(row[0] for row in rows)
+        rows = self._read(f"select receipt {_OUTBOX} and receipt is not null order by rowid", self.device, task)
+        return tuple(row[0] for row in rows)
 
     def sent(self, task: bytes | None = None) -> tuple[Sent, ...]:
         """Every message that was ever sealed and may have been sent, oldest first."""
-        with self._explained():
-            rows = self._connection.execute(
-                "select task, seq, hash, content, acknowledged, receipt from outbox "
-                "where device = ?2 and (?1 is null or task = ?1) order by rowid",
-                (task, self.device),
-            )
-            return tuple(Sent(task, seq, a, b, bool(done), receipt) for task, seq, a, b, done, receipt in rows)
+        return tuple(map(_sent, self._read(f"{_SENT} {_OUTBOX} order by rowid", self.device, task)))
 
     def last_sent(self) -> Sent | None:
         """The message that was sealed last, over all tasks; None before the first."""
-        with self._explained():
-            row = self._connection.execute(
-                "select task, seq, hash, content, acknowledged, receipt from outbox "
-                "where rowid = (select max(rowid) from outbox where device = ?)",
-                (self.device,),
-            ).fetchone()
-            if row is None:
-                return None
-            task, seq, hash_, content, acknowledged, receipt = row
-            return Sent(task, seq, hash_, content, bool(acknowledged), receipt)
-
-    def last_receipt(self, task: bytes) -> bytes | None:
-        """The receipt of the last message of this task that has one; None of none."""
-        with self._explained():
-            row = self._connection.execute(
-                "select receipt from outbox where device = ? and task = ? and receipt is not null "
-                "order by seq desc limit 1",
-                (self.device, task),
-            ).fetchone()
-            return None if row is None else row[0]
+        last = "from outbox where rowid = (select max(rowid) from outbox where device = ?)"
+        found = self._read(f"{_SENT} {last}", self.device)
+        return _sent(found[0]) if found else None
 
     def knows(self, hash_: bytes) -> bool:
         """Whether a message whose bytes have this SHA-256 was sealed here, or is known from an earlier ledger."""
-        with self._explained():
-            row = self._connection.execute(
-                "select 1 from outbox where device = ? and hash = ?", (self.device, hash_)
-            ).fetchone()
-            return row is not None
+        return bool(self._read("select 1 from outbox where device = ? and hash = ?", self.device, hash_))
 
     def any_taken(self) -> bool:
         """Whether the server gave a receipt for any message of this device."""
-        with self._explained():
-            row = self._connection.execute(
-                "select 1 from outbox where device = ? and receipt is not null limit 1", (self.device,)
-            ).fetchone()
-            return row is not None
+        return bool(self._read("select 1 from outbox where device = ? and receipt is not null limit 1", self.device))
 
     def adopt(self, task: bytes, hash_: bytes) -> None:
         """Know a message that an earlier ledger of this device sealed, whose charges this one begins with."""
@@ -521,50 +459,40 @@ class Ledger:
 
     def devices(self) -> tuple[int, ...]:
         """The devices of this file that have sealed a message."""
-        with self._explained():
-            return tuple(row[0] for row in self._connection.execute("select distinct device from outbox order by 1"))
+        return tuple(row[0] for row in self._read("select distinct device from outbox order by 1"))
 
     def state(self, task: bytes) -> bytes | None:
         """The protocol's state after its last step that was written; None before the first."""
-        with self._explained():
-            row = self._connection.execute(
-                "select body from state where device = ? and task = ?", (self.device, task)
-            ).fetchone()
-            return None if row is None else row[0]
+        found = self._read("select body from state where device = ? and task = ?", self.device, task)
+        return found[0][0] if found else None
 
     # Totals
 
-    def price(self, charges: Sequence[Charge]) -> Price:
+    def added(self, charges: Sequence[Charge]) -> Added:
         """What these charges would add, on samples charged for nothing else."""
         with self._transaction("deferred"):
             if not charges:
-                return Price(Total(), Total(), 0)
+                return Added(Total(), Total(), 0)
             seen, step, start = self._seen_by(None), _step_of(charges), _start(charges)
             new = sum(seen.given.missing(start + first, start + last) for first, last in step.spans)
-            return Price(step.ceiling, step.device, new)
+            return Added(step.ceiling, step.device, new)
 
     def after(self, charges: Sequence[Charge], samples: int) -> tuple[Total, int, Total]:
         """Once these charges on `samples` samples are written: the device's total, how many samples it has given, and
         a total that is at least each sample's in every part."""
         with self._transaction("deferred"):
-            price, before, seen = self.price(charges), self.sample_ceiling(), self._seen_by(None)
-            own = price.sample
-            if charges and price.samples < samples:  # some were charged before: what those paid adds to this
+            added, before, seen = self.added(charges), self.sample_ceiling(), self._seen_by(None)
+            own = added.sample
+            if charges and added.samples < samples:  # some were charged before: what those paid adds to this
                 step, start = _step_of(charges), _start(charges)
                 spans = [(start + first, start + last, total) for first, last, total in step.shape]
                 met = [each for first, last in step.spans for each in self._spans(None, start + first, start + last)]
                 own = ceiling(total for _, total in _front_of_shape(_shape([*met, *spans])[1]))
             top = _ceiling_of_two(before, own)
-            return _sum_of_two(seen.device, price.device), seen.given.size + price.samples, top
+            return _sum_of_two(seen.device, added.device), seen.given.size + added.samples, top
 
     def check(
-        self,
-        task: bytes,
-        charges: Sequence[Charge],
-        budgets: Iterable[Budget],
-        *,
-        at: int | None = None,
-        take: int = 0,
+        self, task: bytes, charges: Sequence[Charge], budgets: Iterable[Budget], *, at: int | None = None, take: int = 0
     ) -> None:
         """Raise `BudgetExhausted` unless all the budgets allow this task these charges. Nothing is written.
 
@@ -632,14 +560,14 @@ class Ledger:
 
     def charges(self, task: bytes | None = None) -> tuple[Charge, ...]:
         """What was charged, newest first."""
-        with self._explained():
-            rows = self._connection.execute(
-                "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, "
-                "charged_at, alone, device_alone "
-                "from charge where device = ?2 and (?1 is null or task = ?1) order by id desc",
-                (task, self.device),
-            )
-            return tuple(self._charge(row) for row in rows)
+        rows = self._read(
+            "select task, mechanism, loss, device_loss, observer, adjacency, first_sample, last_sample, "
+            "charged_at, alone, device_alone "
+            "from charge where device = ? and task = coalesce(?, task) order by id desc",
+            self.device,
+            task,
+        )
+        return tuple(self._charge(row) for row in rows)
 
     # Inside a transaction
 
@@ -687,10 +615,9 @@ class Ledger:
     def _written(self, task: bytes, seq: int) -> bool:
         if seq >= self._next_seq(task):
             return False
-        found = self._connection.execute(
-            "select 1 from outbox where device = ? and task = ? and seq = ?", (self.device, task, seq)
+        return bool(
+            self._read("select 1 from outbox where device = ? and task = ? and seq = ?", self.device, task, seq)
         )
-        return found.fetchone() is not None
 
     def _check(
         self,
@@ -817,10 +744,7 @@ class Ledger:
 
     def _any_masked(self) -> bool:
         """Whether a charge has a second number at all: where none has, the first is both."""
-        row = self._connection.execute(
-            "select 1 from charge where device = ? and observer = 'aggregate' limit 1", (self.device,)
-        ).fetchone()
-        return row is not None
+        return bool(self._read("select 1 from charge where device = ? and observer = 'aggregate' limit 1", self.device))
 
     def _extent(self, task: bytes | None) -> tuple[Any, Any]:
         """The first and the last serial that were charged; None of none."""
@@ -841,7 +765,7 @@ class Ledger:
         return [(serial + start, total) for serial, total in _front_of_shape(shape)]
 
     def _any_charge(self) -> bool:
-        return self._connection.execute("select 1 from charge where device = ?", (self.device,)).fetchone() is not None
+        return bool(self._read("select 1 from charge where device = ? limit 1", self.device))
 
     def _loss(self, text: str) -> Loss:
         try:
@@ -946,6 +870,11 @@ class Ledger:
             self._shared.version = version
             self._shared.forget()
 
+    def _read(self, question: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows that answer a question which stands by itself."""
+        with self._explained():
+            return self._connection.execute(question, values).fetchall()
+
     @contextlib.contextmanager
     def _explained(self) -> Generator[None]:
         """Say in one sentence what the disk or SQLite said in a word."""
@@ -978,7 +907,7 @@ class Ledger:
             room = f" There are {free:,} bytes free on its disk."
         return LedgerError(
             f"the ledger {self.path} could not be written: {reason}.{room} {NOTHING_SENT} "
-            "Free some space, or see to the folder's permissions, and try again."
+            "Free some space, or check the folder's permissions, and try again."
         )
 
     def _corrupt(self, flaw: str) -> LedgerError:
@@ -990,6 +919,10 @@ insert into charge (task, mechanism, loss, device_loss, unit, adjacency, observe
                     first_sample, last_sample, level, charged_at, alone, device_alone, device)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+
+_OUTBOX = "from outbox where device = ? and task = coalesce(?, task)"
+
+_SENT = "select task, seq, hash, content, acknowledged, receipt"
 
 _INSERT_OUTBOX = "insert into outbox (device, task, seq, body, hash, content) values (?, ?, ?, ?, ?, ?)"
 
@@ -1065,6 +998,18 @@ def _row(charge: Charge) -> tuple[Any, ...]:
     )
 
 
+def paid_in(ledgers: Sequence[Ledger], delta: float) -> Epsilons:
+    """What the most expensive sample and the most expensive device of these ledgers have paid."""
+
+    def most(totals: Iterable[Total | None]) -> float:  # devices that gave as much have equal totals
+        return max((total.epsilon(delta) for total in set(totals) if total is not None), default=0.0)
+
+    tops = [[each.dearest_sample(delta, alone=alone) for each in ledgers] for alone in (False, True)]
+    samples = [most(None if top is None else top[1] for top in found) for found in tops]
+    devices = [most(each.device_total(alone=alone) for each in ledgers) for alone in (False, True)]
+    return Epsilons(samples[0], devices[0], samples[1], devices[1])
+
+
 def _check_alone(charge: Charge) -> None:
     """A masked release names what it costs if everyone else colludes, which is no less; nothing else names it."""
     alone, device_alone = charge.alone, charge.device_alone
@@ -1089,6 +1034,11 @@ def _check_alone(charge: Charge) -> None:
             f"a charge costs one sample {alone} and the device {device_alone} if everyone else colludes, and to "
             f"replace all samples is to replace this one too. {NOTHING_SENT} Pass a device loss that is at least that."
         )
+
+
+def _sent(row: tuple[Any, ...]) -> Sent:
+    task, seq, hash_, content, acknowledged, receipt = row
+    return Sent(task, seq, hash_, content, bool(acknowledged), receipt)
 
 
 def _priced(charge: Charge) -> Priced:

@@ -83,18 +83,12 @@ class _Sums:
 _Numbered = tuple[int, int, int]  # first serial, last serial, the number of what each sample between them paid
 
 
-def stretches(spans: Iterable[Priced]) -> Iterator[tuple[int, Total]]:
-    """The first serial and the total of each stretch of serials that were charged alike. Exact.
+def _stretches(spans: Sequence[Priced], sums: _Sums) -> Iterator[tuple[int, int]]:
+    """The first serial and the number of the total of each stretch of serials that were charged alike. Exact.
 
     n spans cost O(n log n) additions however they overlap: a span is added once to each of the O(log n) halves,
     quarters, ... of the line that it covers whole.
     """
-    spans, sums = list(spans), _Sums()
-    for serial, number in _stretches(spans, sums):
-        yield serial, sums.totals[number]
-
-
-def _stretches(spans: Sequence[Priced], sums: _Sums) -> Iterator[tuple[int, int]]:
     cluster: list[_Numbered] = []
     end = -1
     for first, last, total in sorted(spans, key=lambda span: span[0]):

@@ -11,27 +11,22 @@ import re
 from dataclasses import field
 from functools import cached_property
 
-from crowdml.messages import SERVER, Envelope
+from crowdml.messages import KIND, LONGEST_KIND, SERVER, Envelope
 from crowdml.records import record
 from crowdml.wire.keys import ID, SIGNATURE_SIZE, Key, device_id, verify
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader, pack
 from crowdml.wire.problems import Problem
 from crowdml.wire.statements import LARGEST_STATEMENT, Statement
 
-__all__ = ["HASH_SIZE", "KIND", "LARGEST_AROUND", "LARGEST_ENVELOPE", "Signed", "open_signed", "pack_envelope", "sign"]
-
 PREFIX = b"crowdml/envelope/1"
 HASH_SIZE = 32
 LARGEST_BODY = 16 * 2**20
-LONGEST_KIND = 64
 LONGEST_ADDRESS = 32
 MOST_RECIPIENTS = 1024
 LARGEST_AROUND = LARGEST_STATEMENT + 512
 """Bytes of an envelope to one recipient, with the signature and without the body."""
 LARGEST_ENVELOPE = LARGEST_BODY + LARGEST_AROUND + MOST_RECIPIENTS * (LONGEST_ADDRESS + 2)
 """Bytes, with the signature. A server may take less: `open_signed(data, limit=...)`."""
-KIND = re.compile(r"[a-z][a-z0-9_]*(?:/[a-z0-9_]+)*/[1-9][0-9]*")
-"""'sgd/gradient/1': protocol, message, version."""
 PLACE = re.compile(r"@(?:0|[1-9][0-9]{0,5})")
 """Whoever stands at this place of the task's list."""
 
@@ -98,26 +93,20 @@ def open_signed(data: bytes, *, limit: int = LARGEST_ENVELOPE) -> Signed:
 def _open_strictly(data: bytes) -> Signed:
     reader = Reader(data[SIGNATURE_SIZE:], "The envelope", limit=LARGEST_ENVELOPE)
     reader.map(7)
-    reader.key("body")
-    body = reader.binary("body", LARGEST_BODY)
-    reader.key("kind")
-    kind = reader.text("kind", LONGEST_KIND)
+    body = reader.key("body").binary("body", LARGEST_BODY)
+    kind = reader.key("kind").text("kind", LONGEST_KIND)
     if not KIND.fullmatch(kind):
         reader.fail("kind must read as protocol/message/version, such as 'sgd/gradient/1'")
-    reader.key("sender")
-    sender = reader.text("sender", LONGEST_ADDRESS)
+    sender = reader.key("sender").text("sender", LONGEST_ADDRESS)
     if not ID.fullmatch(sender):
         reader.fail("sender must be a device id: 32 hex digits in lower case")
-    reader.key("seq")
-    seq = reader.integer("seq", 1, LARGEST_INTEGER)
+    seq = reader.key("seq").integer("seq", 1, LARGEST_INTEGER)
     reader.key("statement")
     begins = reader.at
     statement = Statement.read(reader)
     said = data[SIGNATURE_SIZE + begins : SIGNATURE_SIZE + reader.at]
-    reader.key("task")
-    task = reader.binary("task", HASH_SIZE, exactly=HASH_SIZE)
-    reader.key("to")
-    to = _read_recipients(reader)
+    task = reader.key("task").binary("task", HASH_SIZE, exactly=HASH_SIZE)
+    to = _read_recipients(reader.key("to"))
     reader.end()
     return Signed(Envelope(task, sender, to, seq, kind, body), statement, data, said)
 

@@ -17,8 +17,6 @@ from crowdml.errors import DataError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["ID", "PUBLIC_SIZE", "SIGNATURE_SIZE", "Key", "device_id", "is_sound", "verify"]
-
 PUBLIC_SIZE = 32
 SIGNATURE_SIZE = 64
 ID = re.compile(r"[0-9a-f]{32}")
@@ -141,7 +139,7 @@ class Key:
                 f"There is a key at {path} already, and a key is never overwritten. Move it away."
             ) from error
         except OSError as error:
-            raise DataError(f"The key {path} cannot be written: {error}. See to the folder's permissions.") from error
+            raise DataError(f"The key {path} cannot be written: {error}. Check the folder's permissions.") from error
         with os.fdopen(handle, "wb") as file:
             file.write(pem)
             file.flush()

@@ -16,19 +16,6 @@ from crowdml.wire.keys import ID, PUBLIC_SIZE, is_sound
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
 from crowdml.wire.problems import Problem
 
-__all__ = [
-    "LARGEST_HELD",
-    "LARGEST_MAILBOX",
-    "MOST_LETTERS",
-    "MOST_LETTER_BYTES",
-    "Letter",
-    "Mailbox",
-    "few",
-    "open_held",
-    "open_mailbox",
-    "pack_held",
-]
-
 MOST_LETTERS = 256
 """Letters in one answer."""
 MOST_LETTER_BYTES = 2**20
@@ -80,8 +67,7 @@ def open_mailbox(data: bytes) -> Mailbox:
     """What the bytes say, if their structure is right; who a letter is from, `Letter.open` finds out."""
     reader = Reader(data, "The mailbox", limit=LARGEST_MAILBOX)
     reader.map(2)
-    reader.key("last")
-    last = reader.integer("last", 0, LARGEST_INTEGER)
+    last = reader.key("last").integer("last", 0, LARGEST_INTEGER)
     reader.key("letters")
     letters: list[Letter] = []
     for _ in range(reader.array("letters", MOST_LETTERS)):

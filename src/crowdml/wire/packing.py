@@ -8,13 +8,11 @@ encoding: bytes that are read and packed again are the same bytes. Writing is ms
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import msgpack
 
 from crowdml.wire.problems import Problem
-
-__all__ = ["Reader", "binary_head", "pack"]
 
 LARGEST_INTEGER = 2**63 - 1
 """What every database and language has: signed 64 bits."""
@@ -44,7 +42,7 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: value[key] if type(value[key]) in _SINGLE else _sorted(value[key]) for key in sorted(value)}
     if isinstance(value, (list, tuple)):
-        return [_sorted(item) for item in value]
+        return [item if type(item) in _SINGLE else _sorted(item) for item in value]
     return value
 
 
@@ -85,12 +83,13 @@ class Reader:
             self.fail(f"expected a map of at most {most} keys")
         return keys
 
-    def key(self, name: str) -> None:
-        """A key of a map. Keys are sorted, so that the next one is known."""
+    def key(self, name: str) -> Self:
+        """A key of a map; its value comes next. Keys are sorted, so that the next one is known."""
         expected = _key(name)
         if not self._data.startswith(expected, self._at):
             self.fail(f"expected the key {name!r}")
         self._at += len(expected)
+        return self
 
     def text(self, name: str, longest: int) -> str:
         """A text of at most `longest` bytes."""
@@ -154,10 +153,6 @@ class Reader:
         here = self._data[self._at : self._at + 1] == b"\xc0"
         self._at += here
         return here
-
-    def peek(self) -> int:
-        """The next byte, not read; -1 at the end."""
-        return self._data[self._at] if self._at < len(self._data) else -1
 
     def _byte(self, name: str) -> int:
         if self._at >= len(self._data):

@@ -23,8 +23,6 @@ from crowdml.wire.envelopes import HASH_SIZE
 from crowdml.wire.keys import ID, SIGNATURE_SIZE, Key, verify
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
 
-__all__ = ["LARGEST_RECEIPT", "Link", "Receipt", "chain_next", "chain_start", "open_receipt", "sign_receipts"]
-
 JOURNAL_PREFIX = b"crowdml/journal/1"
 RECEIPTS_PREFIX = b"crowdml/receipts/1"
 STEP = 1 + HASH_SIZE
@@ -148,25 +146,17 @@ def open_receipt(data: bytes) -> Receipt:
     """What the bytes say, if their structure is right; whether the signature is, `Receipt.verify` says."""
     reader = Reader(data, "The receipt", limit=LARGEST_RECEIPT)
     reader.map(8)
-    reader.key("chain")
-    chain = reader.binary("chain", HASH_SIZE, exactly=HASH_SIZE)
-    reader.key("device")
-    device = reader.text("device", 32)
+    chain = reader.key("chain").binary("chain", HASH_SIZE, exactly=HASH_SIZE)
+    device = reader.key("device").text("device", 32)
     if not ID.fullmatch(device):
         reader.fail("device must be a device id: 32 hex digits in lower case")
-    reader.key("hash")
-    hash_ = reader.binary("hash", HASH_SIZE, exactly=HASH_SIZE)
-    reader.key("index")
-    index = reader.integer("index", 1, LARGEST_INTEGER)
-    reader.key("path")
-    path = reader.binary("path", MOST_STEPS * STEP)
+    hash_ = reader.key("hash").binary("hash", HASH_SIZE, exactly=HASH_SIZE)
+    index = reader.key("index").integer("index", 1, LARGEST_INTEGER)
+    path = reader.key("path").binary("path", MOST_STEPS * STEP)
     if len(path) % STEP or any(side > 1 for side in path[::STEP]):
         reader.fail(f"path must be steps of {STEP} bytes, each 0 or 1 and a hash")
-    reader.key("seq")
-    seq = reader.integer("seq", 1, LARGEST_INTEGER)
-    reader.key("signature")
-    signature = reader.binary("signature", SIGNATURE_SIZE, exactly=SIGNATURE_SIZE)
-    reader.key("task")
-    task = reader.binary("task", HASH_SIZE, exactly=HASH_SIZE)
+    seq = reader.key("seq").integer("seq", 1, LARGEST_INTEGER)
+    signature = reader.key("signature").binary("signature", SIGNATURE_SIZE, exactly=SIGNATURE_SIZE)
+    task = reader.key("task").binary("task", HASH_SIZE, exactly=HASH_SIZE)
     reader.end()
     return Receipt(task, device, seq, index, hash_, chain, path, signature)

@@ -21,25 +21,6 @@ from crowdml.wire.keys import ID, PUBLIC_SIZE, SIGNATURE_SIZE, Key, device_id, i
 from crowdml.wire.packing import Reader, pack
 from crowdml.wire.problems import Problem
 
-__all__ = [
-    "LARGEST_CHECK",
-    "LARGEST_ENROLMENT",
-    "LONGEST_LINK",
-    "SKEW",
-    "Authorization",
-    "Enrolled",
-    "Enrolment",
-    "authorize",
-    "check_code",
-    "enrol",
-    "open_code",
-    "open_enrolled",
-    "open_enrolment",
-    "open_owner_link",
-    "owner_link",
-    "parse_authorization",
-]
-
 SKEW = 300
 """Seconds that a device's clock may differ from the server's."""
 SCHEME = "Crowdml"
@@ -160,16 +141,13 @@ def open_enrolment(body: bytes, signature: str | None) -> Enrolment:
     """A well-formed enrolment that is signed by the key which it names; anything else is refused."""
     reader = Reader(body, "The enrolment", limit=LARGEST_ENROLMENT)
     keys = reader.any_map(3)
-    reader.key("code")
-    code = reader.text("code", LONGEST_CODE)
+    code = reader.key("code").text("code", LONGEST_CODE)
     if not CODE.fullmatch(code):
         reader.fail("code must be letters, digits, '-' and '_'")
-    reader.key("key")
-    public = reader.binary("key", PUBLIC_SIZE, exactly=PUBLIC_SIZE)
+    public = reader.key("key").binary("key", PUBLIC_SIZE, exactly=PUBLIC_SIZE)
     tasks: tuple[str, ...] = ()
     if keys == 3:
-        reader.key("tasks")
-        tasks = _read_tasks(reader)
+        tasks = _read_tasks(reader.key("tasks"))
     elif keys != 2:
         reader.fail("expected the keys code, key and perhaps tasks")
     reader.end()
@@ -186,14 +164,11 @@ def open_enrolled(body: bytes) -> Enrolled:
     """The server's answer, if its structure is right."""
     reader = Reader(body, "The answer to the enrolment", limit=LARGEST_ENROLMENT)
     reader.map(3)
-    reader.key("device")
-    device = reader.text("device", 32)
+    device = reader.key("device").text("device", 32)
     if not ID.fullmatch(device):
         reader.fail("device must be a device id: 32 hex digits in lower case")
-    reader.key("server_key")
-    server_key = reader.binary("server_key", PUBLIC_SIZE, exactly=PUBLIC_SIZE)
-    reader.key("tasks")
-    tasks = _read_tasks(reader)
+    server_key = reader.key("server_key").binary("server_key", PUBLIC_SIZE, exactly=PUBLIC_SIZE)
+    tasks = _read_tasks(reader.key("tasks"))
     reader.end()
     return Enrolled(device, server_key, tasks)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 
+from crowdml.messages import LONGEST_KIND
 from crowdml.records import record
-from crowdml.wire.envelopes import LONGEST_KIND
 from crowdml.wire.packing import LARGEST_INTEGER, Reader, pack
-
-__all__ = ["ENDED", "KINDS", "LARGEST_VIEW", "PHASES", "RoundView", "open_view", "publication_hash"]
 
 PHASES = ("advertise", "share", "mask", "agree", "reveal", "summed", "abandoned")
 ENDED = ("summed", "abandoned")
@@ -66,24 +64,17 @@ def open_view(data: bytes) -> RoundView:
     """What the bytes say, if their structure is right."""
     reader = Reader(data, "The view of a round", limit=LARGEST_VIEW)
     reader.map(8)
-    reader.key("body")
-    body = reader.binary("body", LARGEST_VIEW)
-    reader.key("closes")
-    closes = reader.integer("closes", 0, LONGEST_TIME)
-    reader.key("kind")
-    kind = reader.text("kind", LONGEST_KIND)
-    reader.key("phase")
-    phase = reader.text("phase", 16)
+    body = reader.key("body").binary("body", LARGEST_VIEW)
+    closes = reader.key("closes").integer("closes", 0, LONGEST_TIME)
+    kind = reader.key("kind").text("kind", LONGEST_KIND)
+    phase = reader.key("phase").text("phase", 16)
     if phase not in PHASES:
         reader.fail(f"phase must be one of {', '.join(PHASES)}")
     reader.key("publication")
     publication = _read_publication(reader)
-    reader.key("round")
-    number = reader.integer("round", 1, LARGEST_INTEGER)
-    reader.key("wait")
-    wait = reader.integer("wait", 0, LONGEST_TIME)
-    reader.key("why")
-    why = reader.text("why", LONGEST_WHY)
+    number = reader.key("round").integer("round", 1, LARGEST_INTEGER)
+    wait = reader.key("wait").integer("wait", 0, LONGEST_TIME)
+    why = reader.key("why").text("why", LONGEST_WHY)
     reader.end()
     return RoundView(number, phase, kind, body, closes, wait, publication, why)
 

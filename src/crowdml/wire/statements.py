@@ -21,17 +21,6 @@ from crowdml.records import record
 from crowdml.wire.packing import LARGEST_INTEGER, POSITIVE, Reader
 from crowdml.wire.problems import Problem
 
-__all__ = [
-    "LARGEST_STATEMENT",
-    "Statement",
-    "is_exact",
-    "is_plausible",
-    "losses_of",
-    "open_statement",
-    "total_of",
-    "totals_fell",
-]
-
 LONGEST_LOSS = 4096
 """Bytes of a Renyi loss, which has a fraction for each order: 2,714 of a device that gave to every shipped masked task
 a million times."""
@@ -44,7 +33,7 @@ MOST_LOSSES = 4
 USUAL_STATEMENT = 512
 """Bytes: what is longer is rare, and is read without being remembered."""
 MOST_DIGITS = 80
-"""Of a loss that a device may have: 10^30 for each of 10^12 check-ins, as dear as a task can be, is far below."""
+"""Digits of a device's loss: 10^30 for each of 10^12 check-ins, as much as a task can cost, is far below."""
 LARGEST_STATEMENT = 2 * (LONGEST_LOSS + (MOST_LOSSES - 1) * LONGEST_FRACTION + 3 * MOST_LOSSES) + 64
 """Bytes. A device that gave to every shipped masked task has 5,029."""
 
@@ -91,12 +80,9 @@ class Statement:
     @staticmethod
     def read(reader: Reader) -> Statement:
         reader.map(3)
-        reader.key("dearest")
-        dearest = _read_losses(reader, "statement.dearest")
-        reader.key("device")
-        device = _read_losses(reader, "statement.device")
-        reader.key("samples")
-        return Statement(device, reader.integer("statement.samples", 0, LARGEST_INTEGER), dearest)
+        dearest = _read_losses(reader.key("dearest"), "statement.dearest")
+        device = _read_losses(reader.key("device"), "statement.device")
+        return Statement(device, reader.key("samples").integer("statement.samples", 0, LARGEST_INTEGER), dearest)
 
 
 def open_statement(data: bytes) -> Statement:
@@ -199,10 +185,8 @@ def _losses_before(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]] | Non
     reader = Reader(data, "The statement", limit=LARGEST_STATEMENT)
     try:
         reader.map(3)
-        reader.key("dearest")
-        dearest = _read_losses(reader, "statement.dearest")
-        reader.key("device")
-        device = _read_losses(reader, "statement.device")
+        dearest = _read_losses(reader.key("dearest"), "statement.dearest")
+        device = _read_losses(reader.key("device"), "statement.device")
         reader.key("samples")
         reader.end()
     except Problem:

@@ -15,8 +15,6 @@ import numpy as np
 from crowdml.errors import ProtocolError
 from crowdml.messages import encode
 
-__all__ = ["pack_state", "unpack_state"]
-
 
 def pack_state(state: Any) -> bytes:
     """A struct of arrays, numbers and None."""

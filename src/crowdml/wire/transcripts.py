@@ -18,8 +18,6 @@ import msgpack
 
 from crowdml.records import record
 
-__all__ = ["FORMAT", "BadTranscript", "End", "Entry", "Published", "Start", "read_published", "read_transcript"]
-
 FORMAT = "crowdml/transcript/1"
 LARGEST_PART = 64 * 2**20
 LONGEST_TEXT = 4096
@@ -83,10 +81,12 @@ def read_transcript(file: BinaryIO) -> tuple[bytes, Start | None, Iterator[Entry
 def read_published(data: bytes) -> Published:
     """The publication in a snapshot."""
     try:
-        version, kind, body, reason = msgpack.unpackb(data, max_array_len=4, max_map_len=0)
-    except (msgpack.UnpackException, ValueError, TypeError) as error:
+        version, kind, body, rule, *more = msgpack.unpackb(data, max_array_len=5, max_map_len=MOST_MEMBERS)
+        (pending,) = more or (None,)
+        reason = rule[1] if isinstance(rule, list) else rule
+    except (msgpack.UnpackException, ValueError, TypeError, IndexError) as error:
         raise BadTranscript("its snapshot has no publication") from error
-    _check((version, int), (kind, str), (body, bytes), (reason, (str, type(None))))
+    _check((version, int), (kind, str), (body, bytes), (reason, (str, type(None))), (pending, (bytes, type(None))))
     return Published(version, kind, body, reason)
 
 

@@ -22,8 +22,6 @@ from crowdml.wire.envelopes import LARGEST_BODY
 from crowdml.wire.packing import Reader, binary_head, pack
 from crowdml.wire.problems import Problem
 
-__all__ = ["Expected", "Field", "decode_message", "decode_messages", "largest_body", "validate"]
-
 Expected = Mapping[str, Mapping[str, Field]]
 """For each kind that may arrive, each field that must be there. A field of the message that is not listed is nil."""
 

@@ -34,13 +34,7 @@ def prepare(store: Store, devices: int = 3) -> bytes:
 
 
 def check_in(
-    device: int,
-    seq: int,
-    text: str = "",
-    size: int = 0,
-    at: str = NOW,
-    task: bytes = TASK,
-    samples: int | None = None,
+    device: int, seq: int, text: str = "", size: int = 0, at: str = NOW, task: bytes = TASK, samples: int | None = None
 ) -> JournalRow:
     """A check-in whose body says who and what; `text` makes other bytes of it."""
     body = f"{device}:{seq}:{text}".encode().ljust(size, b".")

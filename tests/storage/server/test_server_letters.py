@@ -6,11 +6,11 @@ import pytest
 import sqlalchemy as sa
 from server_builders import LATER, NOW, check_in, key, name, prepare
 
-from crowdml.storage.server import Entry, JournalRow, Refused, Store, StoreError
+from crowdml.storage.server import Declined, Entry, JournalRow, Store, StoreError
 from crowdml.storage.server.schema import letter
 
 
-def post(store: Store, task: bytes, *said: tuple[int, int], keep: int = 2, at: str = NOW) -> list[Entry | Refused]:
+def post(store: Store, task: bytes, *said: tuple[int, int], keep: int = 2, at: str = NOW) -> list[Entry | Declined]:
     """(device, seq) for each check-in; device n stands at place 10 + n."""
     rows = [check_in(device, seq, at=at) for device, seq in said]
     return store.post(task, rows, [10 + device for device, _ in said], keep)
@@ -46,7 +46,7 @@ def test_a_letter_is_written_with_its_entry_and_the_newest_of_each_place_stay(ur
     with Store(url) as store:
         task = stand(store)
         answers = post(store, task, (0, 1), (1, 1), (0, 2), (0, 4), (0, 3), (1, 1), (9, 1))
-        assert [type(each).__name__ for each in answers] == ["Entry"] * 3 + ["Refused"] + ["Entry"] * 2 + ["Refused"]
+        assert [type(each).__name__ for each in answers] == ["Entry"] * 3 + ["Declined"] + ["Entry"] * 2 + ["Declined"]
         assert indices(store, task, 10) == [3, 4], "seqs 2 and 3; what was refused or here already is no letter"
         assert indices(store, task, 10, 11) == [2, 3, 4]
         assert indices(store, task, 10, 11, after=2, upto=3) == [3]

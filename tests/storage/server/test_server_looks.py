@@ -203,6 +203,7 @@ def as_version_6(store: Store, sets: list[tuple[str, bytes, bool]], names: dict[
         connection.exec_driver_sql("alter table validation_rows drop column row_hashes")
         connection.exec_driver_sql("alter table validation_rows drop column patterns")
         connection.execute(sa.delete(setting).where(setting.c.name == KEY))
+        connection.exec_driver_sql("drop table own_charge")
         connection.exec_driver_sql("update alembic_version set version_num = '0006'")
         table = sa.table("validation_rows", *map(sa.column, ("number", "hash", "kind", "count", "dimension", "data")))
         for number, (kind, data, kept) in enumerate(sets, 1):

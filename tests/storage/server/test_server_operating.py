@@ -15,7 +15,6 @@ from crowdml.storage.server.operating import (
     find_devices,
     first_operator,
     index_before,
-    invite_many,
     latest_arrival,
     recent_devices,
     remove_operator,
@@ -84,14 +83,14 @@ def test_invitations_are_added_all_or_none_and_ended_together(url):
     with Store(url) as store:
         prepare(store)
         many = [(code(number), f"sheet {number}") for number in range(3)]
-        invite_many(store, many, NOW, uses=1, ends_at=None, rate=5, tasks=[TASK, TASK])
+        store.invite_many(many, NOW, uses=1, ends_at=None, rate=5, tasks=[TASK, TASK])
         added = [each for each in store.invitations() if each.label.startswith("sheet")]
         assert {(each.uses, each.rate, each.tasks) for each in added} == {(1, 5, (TASK,))}
         with pytest.raises(StoreError):
-            invite_many(store, [(code(7), "new"), (code(0), "twice")], NOW, uses=1, ends_at=None, rate=None, tasks=[])
+            store.invite_many([(code(7), "new"), (code(0), "twice")], NOW, uses=1, ends_at=None, rate=None, tasks=[])
         assert len([each for each in store.invitations() if each.label == "new"]) == 0
-        with pytest.raises(StoreError, match="let nobody in"):
-            invite_many(store, many, NOW, uses=0, ends_at=None, rate=None, tasks=[])
+        with pytest.raises(StoreError, match="lets nobody in"):
+            store.invite_many(many, NOW, uses=0, ends_at=None, rate=None, tasks=[])
         assert end_sheet(store, [code(0), code(1)], LATER) == 2
         assert end_sheet(store, [code(0), code(1), code(2)], LATER) == 1
 

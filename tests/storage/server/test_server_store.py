@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from server_builders import CODE, LATER, NOW, TASK, check_in, key, name, prepare
 
 from crowdml.storage.server import EnrolmentRefused, Session, Store, StoreError
+from crowdml.storage.server.operating import end_sheet
 
 
 def refused(store: Store, code: bytes, number: int, at: str = NOW) -> EnrolmentRefused:
@@ -114,7 +115,7 @@ def test_an_invitation_ends_by_its_uses_its_end_and_its_rate(url):
         store.invite(b"e" * 32, NOW, uses=9, ends_at=LATER)
         assert refused(store, b"e" * 32, 2, LATER).reason == "ended"
         store.enrol(b"e" * 32, key(2), NOW)
-        assert store.end_invitation(b"e" * 32, NOW)
+        assert end_sheet(store, [b"e" * 32], NOW) == 1
         assert refused(store, b"e" * 32, 3).reason == "ended"
         store.invite(b"r" * 32, NOW, uses=9, rate=2)
         store.enrol(b"r" * 32, key(4), "2025-01-31T12:00:00Z")

@@ -19,8 +19,6 @@ from starlette.responses import Response
 
 from crowdml.wire.problems import Problem
 
-__all__ = ["PLOTLY", "address", "guards", "read", "serve"]
-
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
 PLOTLY = "plotly.min.js"
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")

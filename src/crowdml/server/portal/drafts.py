@@ -6,22 +6,22 @@ A draft is a task file in the settings, under the hash that its task will have. 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from crowdml.errors import TaskError
-from crowdml.protocols import find
+from crowdml.price import Price
+from crowdml.protocols import find, refusal, remarks_on
 from crowdml.server.estimates import Estimate
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import check_hosted
 from crowdml.server.portal import task_form
 from crowdml.server.portal.forms import NO_TEXT
-from crowdml.server.portal.pricing import price
 from crowdml.server.portal.simulation import (
     USUAL_DEVICES,
     USUAL_TRIALS,
@@ -33,13 +33,16 @@ from crowdml.server.portal.simulation import (
     has_jax,
     suitable_data,
 )
-from crowdml.server.portal.visits import Visit, visited
+from crowdml.server.portal.studies import find_price
+from crowdml.server.portal.validating import LONGEST_NAME
+from crowdml.server.portal.visits import LARGEST_UPLOAD, Visit, uploaded, visited
 from crowdml.storage.server import Store
 from crowdml.storage.server.operating import remove_setting, settings_like
-from crowdml.task import Task, parse
+from crowdml.suggest import expected_crowd, outlook
+from crowdml.task import Task, parse, shipped_text
+from crowdml.task import shipped as all_shipped
+from crowdml.texts import number_text
 from crowdml.wire.problems import Problem
-
-__all__ = ["all_drafts", "by_file", "by_form", "cancel", "discard", "page", "simulate", "start"]
 
 PREFIX = "draft/"
 MOST = 200
@@ -56,6 +59,13 @@ class Draft:
     from_form: bool
     by_rule: frozenset[str] | None = None
     """Fields that were left empty, so that a rule made their values; None: nobody kept it (drafts of version 0.1)."""
+    devices: int | None = None
+    """How many devices the operator expects; None: nobody said so."""
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """What rules made of fields that were left empty."""
+        return task_form.begin_from(parse(self.text), self.by_rule)[1] if self.from_form else {}
 
     @property
     def id(self) -> str:
@@ -76,15 +86,17 @@ def all_drafts(store: Store) -> list[Draft]:
         except TaskError:
             continue
         rules = frozenset(plain["by_rule"]) if "by_rule" in plain else None
-        found.append(Draft(plain["text"], task, plain["by"], plain["at"], plain["form"], rules))
+        found.append(Draft(plain["text"], task, plain["by"], plain["at"], plain["form"], rules, plain.get("devices")))
     return sorted(found, key=lambda draft: draft.at, reverse=True)
 
 
-async def _keep(visit: Visit, text: str, task: Task, by_rule: frozenset[str] | None = None) -> Draft:
-    """`by_rule`: of a draft that was made by the form, the fields whose values a rule made."""
-    draft = Draft(text, task, visit.name, visit.hub.clock(), by_rule is not None, by_rule)
-    plain = {"text": text, "by": draft.by, "at": draft.at, "form": draft.from_form}
-    plain |= {} if by_rule is None else {"by_rule": sorted(by_rule)}
+async def _keep(visit: Visit, text: str, task: Task, values: dict[str, str] | None = None) -> Draft:
+    """`values`: the fields of a draft that was made by the form."""
+    by_rule = None if values is None else await visit.read(task_form.by_rule, values)
+    devices = None if values is None else int(values[task_form.DEVICES].replace(",", ""))
+    draft = Draft(text, task, visit.name, visit.hub.clock(), by_rule is not None, by_rule, devices)
+    plain: dict[str, Any] = {"text": text, "by": draft.by, "at": draft.at, "form": draft.from_form}
+    plain |= {} if by_rule is None else {"by_rule": sorted(by_rule), "devices": devices}
     if len(await visit.read(settings_like, visit.store, PREFIX)) >= MOST:
         raise Problem("conflict", f"There are {MOST} drafts already. Discard some of them.")
     name = f"{PREFIX}{task.hash.hex()}"
@@ -110,13 +122,13 @@ async def by_form(visit: Visit) -> Response:
     if visit.request.method != "POST":
         values, rules = await _beginning(visit)
         return _form_page(visit, values, {}, rules=rules)
-    values = {key: visit.form.get(key, "") for key in task_form.FIELDS}
+    values = {key: visit.form.get(key, "") for key in task_form.fields()}
     found = await visit.read(task_form.flaws_of, values)
     if not found:
-        text, _ = task_form.task_text(values)
+        text, _ = await visit.read(task_form.task_text, values)
         try:
             task = await visit.read(_checked, text)
-            return visit.go((await _keep(visit, text, task, task_form.by_rule(values))).path)
+            return visit.go((await _keep(visit, text, task, values)).path)
         except TaskError as error:
             found[task_form.field_of(str(error)) or ""] = str(error)
     flaws = {key: task_form.in_fields(_about(key, _plain(sentence))) for key, sentence in found.items()}
@@ -130,7 +142,7 @@ def _form_page(
     return visit.page(
         "new.html",
         status,
-        sections=task_form.SECTIONS,
+        sections=task_form.sections(),
         values=values,
         flaws=flaws,
         shipped=shipped(),
@@ -140,7 +152,7 @@ def _form_page(
 
 
 def _labels() -> dict[str, str]:
-    return {key: field.label for key, field in task_form.FIELDS.items()}
+    return {key: field.label for key, field in task_form.fields().items()}
 
 
 async def _beginning(visit: Visit) -> tuple[dict[str, str], dict[str, str]]:
@@ -150,7 +162,7 @@ async def _beginning(visit: Visit) -> tuple[dict[str, str], dict[str, str]]:
             return task_form.begin_from(parse(shipped_text(name)))
         for draft in await visit.read(all_drafts, visit.store):
             if draft.id == name:
-                return task_form.begin_from(parse(draft.text), draft.by_rule)
+                return task_form.begin_from(parse(draft.text), draft.by_rule, draft.devices)
     return task_form.defaults(), {}
 
 
@@ -197,13 +209,7 @@ def _about(key: str, sentence: str) -> str:
 @lru_cache
 def shipped() -> dict[str, str]:
     """Names of the tasks that come with the package, and where to begin from each: what the form lacks is in a file."""
-    folder = resources.files("crowdml.tasks")
-    names = sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
-    return {name: "new" if task_form.says_all_of(parse(shipped_text(name))) else "file" for name in names}
-
-
-def shipped_text(name: str) -> str:
-    return resources.files("crowdml.tasks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return {name: "new" if task_form.says_all_of(parse(shipped_text(name))) else "file" for name in all_shipped()}
 
 
 # --- look at it, try it, start it ---
@@ -219,27 +225,37 @@ async def page(visit: Visit) -> Response:
 async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int = 200) -> Response:
     runs, hosted = simulations(visit.request), visit.hub.runners.get(draft.task.hash)
     run = runs.of(draft.id)
-    datasets = await visit.read(suitable_data, draft.task)
-    crowds = {name: fitting_crowd(draft.task, name) for name in datasets}
-    first = datasets[0] if datasets else ""
+    price, datasets = await find_price(draft.task), await visit.read(suitable_data, draft.task)
+    crowds = {name: fitting_crowd(draft.task, name, draft.devices) for name in datasets}
+    fewest = 1 if draft.task.masking is None else draft.task.masking.minimum
+    first = next((name for name in datasets if crowds[name] >= fewest), datasets[0] if datasets else "")
     asked = run.asked if run is not None else Asked(first, crowds.get(first, USUAL_DEVICES), USUAL_TRIALS)
-    form = {"data": asked.data, "devices": str(asked.devices), "trials": str(asked.trials), **visit.form}
+    many = crowds.get(first, USUAL_DEVICES) if asked.devices is None else asked.devices
+    form = {
+        "data": asked.data,
+        "devices": str(many),
+        "trials": str(asked.trials),
+        "times": str(USUAL_TRIALS),
+        **visit.form,
+    }
     return visit.page(
         "draft.html",
         status,
         draft=draft,
         task=draft.task,
-        price=await visit.read(price, draft.task),
+        price=price,
+        warnings=[*_warnings(price), *await visit.read(_too_small, draft)],
         canonical=draft.task.canonical.decode(),
         has_jax=has_jax(),
         is_histogram=is_histogram(draft.task),
         keeps=find(draft.task).keeps(draft.task),
-        remarks=find(draft.task).remarks(draft.task),
+        remarks=remarks_on(draft.task),
         run=run,
         crowd_says=_crowd_says(run),
         busy=runs.running() not in (None, draft.id),
         crowds=crowds,
-        rules=task_form.begin_from(parse(draft.text), draft.by_rule)[1] if draft.from_form else {},
+        most=LARGEST_UPLOAD // 2**20,
+        rules=draft.rules,
         labels=_labels(),
         form=form,
         flaws=flaws,
@@ -247,6 +263,34 @@ async def _page(visit: Visit, draft: Draft, flaws: dict[str, str], status: int =
         ended=None if hosted is None else hosted.reason,
         batch=find(draft.task).batch(draft.task),
     )
+
+
+def _warnings(price: Price) -> list[str]:
+    """What somebody who has run many studies would say before it starts."""
+    said: list[str] = []
+    task, sample = price.task, price.whole.sample
+    refused = refusal(task)
+    if refused is not None:
+        said.append(f"No server runs this: {refused.sentence}")
+    if math.isinf(sample):
+        said.append("There is no noise: this protects nobody, and no server runs it.")
+    elif sample > 8:
+        weak = f"ε = {number_text(sample)} for a sample is a weak guarantee."
+        said.append(f"{weak} Studies of people usually stay at or below 4.")
+    if price.check_ins is None:
+        said.append("There is no budget: a device gives until its owner's own budget stops it. Say how much is enough.")
+    if task.protocol["kind"] == "sgd" and "errors" not in task.privacy.epsilon:
+        said.append("No error count leaves, so nobody sees how well the model does while it learns.")
+    if not task.purpose or not task.collects:
+        said.append("Participants read purpose and collects before they join; without them they have little to go by.")
+    return said
+
+
+def _too_small(draft: Draft) -> list[str]:
+    """Why the crowd that is expected is too small for its price, where it is."""
+    crowd = expected_crowd(draft.task, draft.devices)
+    told = None if crowd is None else outlook(draft.task, crowd)
+    return [] if crowd is None or told is None else [f"{crowd.text}: {told.sentence}"]
 
 
 def _crowd_says(run: Simulation | None) -> Estimate | None:
@@ -266,6 +310,28 @@ async def simulate(visit: Visit) -> Response:
         simulations(visit.request).start(draft.id, draft.text, asked)
     except SimulationRefused as error:
         return await _page(visit, draft, {error.about: str(error)}, 422)
+    await visit.record("simulated", draft.task.name)
+    return visit.go(f"{draft.path}#simulation")
+
+
+@uploaded
+async def simulate_own(visit: Visit) -> Response:
+    """POST /operator/drafts/{draft}/simulate/own: on a table of the operator's own, which is deleted afterwards."""
+    draft, upload, form = await _find(visit), visit.files.get("rows"), visit.form
+    if is_histogram(draft.task):
+        raise Problem("conflict", "This task counts labels: there is no model to try on a simulated crowd.")
+    try:
+        if upload is None or not upload.name:
+            raise SimulationRefused("Choose a file with a table.", "rows")
+        crowd = _count(form, "crowd") if form.get("crowd", "").strip() else None
+        named = [(key, form.get(key, "").strip()) for key in ("label", "device")]
+        named += [("ignore", each.strip()) for each in form.get("ignore", "").split(",")]
+        columns = tuple(f"--{key}={value}" for key, value in named if value)
+        asked = Asked(upload.name[-LONGEST_NAME:], crowd, _count(form, "times"), columns)
+        simulations(visit.request).start(draft.id, draft.text, asked, upload.data)
+    except SimulationRefused as error:
+        about = {"devices": "crowd", "trials": "times", "data": "rows"}.get(error.about, error.about)
+        return await _page(visit, draft, {about: str(error)}, 422)
     await visit.record("simulated", draft.task.name)
     return visit.go(f"{draft.path}#simulation")
 
@@ -299,7 +365,7 @@ async def start(visit: Visit) -> Response:
         return await _page(visit, draft, {"start": _plain(error)}, 422)
     if closed and known is not None:
         await hub.set_closed(hash_, True)
-    await hub.set_state(hash_, "running", f"by {visit.name}")
+    await hub.change(hash_, "start", f"by {visit.name}")
     await hub.write(remove_setting, visit.store, f"{PREFIX}{hash_.hex()}")
     return visit.go(f"/operator/tasks/{draft.id}", "started")
 

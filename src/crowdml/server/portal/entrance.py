@@ -9,13 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from crowdml.server.limits import source
-from crowdml.server.operators import FORM_FIELD, BadOperator, LoginNeeded, operators_of
+from crowdml.server.operators import FORM_COOKIE, FORM_FIELD, BadOperator, LoginNeeded, operators_of
 from crowdml.server.portal import pages
 from crowdml.server.portal.forms import read_form
 from crowdml.server.portal.visits import Visit, render, visited
 from crowdml.wire.problems import Problem
-
-__all__ = ["log_in", "log_out", "set_up"]
 
 _HERE = re.compile(r"/operator(/[A-Za-z0-9_./-]*)?")
 
@@ -35,7 +33,7 @@ async def log_in(request: Request) -> Response:
     operators.check_form(request, form.get(FORM_FIELD, ""), None)
     name = form.get("name", "")
     try:
-        opened = await operators.log_in(name, form.get("password", ""), _address(request))
+        session = await operators.log_in(name, form.get("password", ""), _address(request))
     except BadOperator as error:
         return _form(request, "login.html", 403, to=to, name=name, flaw=str(error))
     except Problem as problem:
@@ -44,7 +42,7 @@ async def log_in(request: Request) -> Response:
         return _form(request, "login.html", problem.status, to=to, name=name, flaw=problem.detail)
     await _close_old(request)
     response = pages.redirect(to)
-    operators.set_cookie(response, request, opened.token)
+    operators.set_cookie(response, request, session)
     return response
 
 
@@ -65,9 +63,9 @@ async def set_up(request: Request) -> Response:
         flaws["again"] = "The two passwords differ."
     else:
         try:
-            opened = await operators.set_up(token, name, form.get("password", ""), _address(request))
+            session = await operators.set_up(token, name, form.get("password", ""), _address(request))
             response = pages.redirect("/operator")
-            operators.set_cookie(response, request, opened.token)
+            operators.set_cookie(response, request, session)
             return response
         except BadOperator as error:
             flaws[error.about] = str(error)
@@ -94,7 +92,7 @@ def _form(request: Request, template: str, status: int = 200, **values: object) 
     cookie, token = operators.open_form(request)
     defaults: dict[str, object] = {"name": "", "flaw": "", "flaws": {}, "first": False}
     response = render(request, template, None, status, csrf=token, **{**defaults, **values})
-    operators.set_form_cookie(response, request, cookie)
+    operators.set_cookie(response, request, cookie, FORM_COOKIE)
     return response
 
 

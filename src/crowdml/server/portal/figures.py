@@ -17,15 +17,13 @@ from itertools import pairwise
 from typing import Any
 
 from crowdml.protocol import Noisy
-from crowdml.server.estimates import REACH, Estimate, share_of
-from crowdml.server.export import thinned
-from crowdml.server.points import Moment
+from crowdml.server.estimates import REACH, Estimate, judged, share_of
+from crowdml.server.plot_points import Moment
 from crowdml.server.portal.words import Words
 from crowdml.server.validation import Watched
 from crowdml.task import Task
 from crowdml.texts import number_text
-
-__all__ = ["CHARTS", "LOOKS", "Error", "Estimate", "Figures", "draw", "thinned", "work_out"]
+from crowdml.verdict import Verdict
 
 SHARP = 0.05
 """Half the width that a window of check-ins aims at, as far as the noise goes."""
@@ -54,6 +52,8 @@ class Figures:
     """How the model does on the operator's own rows; None: nobody looks."""
     devices: int = 0
     """Those that gave something and are still in. The curve over time has everybody who gave something."""
+    verdict: Verdict | None = None
+    """What the last error rate is worth; None where there is none, or the noise hides it."""
 
     @property
     def index(self) -> int:
@@ -106,8 +106,15 @@ def work_out(task: Task, moments: Sequence[Moment], watched: Watched | None = No
     if last.labels is not None and last.labels.samples:
         names = task.labels.classes or _bins(task, len(last.labels.counts))
         labels = tuple((name, share_of(last.labels, place)) for place, name in enumerate(names))
-    needed = _needed(last.errors, 0.1, last.check_ins)
-    return Figures(tuple(moments), _errors(moments), labels, needed, watched, devices)
+    needed, errors = _needed(last.errors, 0.1, last.check_ins), _errors(moments)
+    found = judged(task, errors[-1].rate.rest, _majority(labels)) if errors else None
+    return Figures(tuple(moments), errors, labels, needed, watched, devices, found)
+
+
+def _majority(labels: Sequence[tuple[str, Estimate]]) -> float | None:
+    """The share of the most common class among the crowd's samples, where its noisy counts tell."""
+    most = max((share for _, share in labels), key=lambda share: share.value, default=None)
+    return most.clipped.value if most is not None and (most.high - most.low) / 2 <= SHARP else None
 
 
 def _errors(moments: Sequence[Moment]) -> tuple[Error, ...]:
@@ -148,8 +155,8 @@ def _needed(noisy: Noisy | None, half: float, check_ins: int) -> int | None:
 
 def _bins(task: Task, cells: int) -> tuple[str, ...]:
     """Names of the equal intervals that a number's range is counted in."""
-    bound = float(task.labels.bound)
-    edges = [bound * (2 * place / cells - 1) for place in range(cells + 1)]
+    low, high = task.labels.ends
+    edges = [low + (high - low) * place / cells for place in range(cells + 1)]
     return tuple(f"{number_text(low)} … {number_text(high)}" for low, high in pairwise(edges))
 
 

@@ -15,8 +15,6 @@ from starlette.requests import Request
 
 from crowdml.wire.problems import Problem
 
-__all__ = ["NO_TEXT", "Upload", "read_form", "read_upload"]
-
 LARGEST = 64 * 1024
 MOST_FIELDS = 200
 LARGEST_HEAD = 2048

@@ -13,8 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from crowdml.server.gathering import OWN
 from crowdml.server.hub import Hosted, Hub
-from crowdml.server.points import Moment
+from crowdml.server.plot_points import Moment
 from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.studies import charts_of, find_price
 from crowdml.storage.server import Counts, Store, StoredTask
@@ -23,20 +24,6 @@ from crowdml.texts import count_text, number_text
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.problems import PROBLEMS
 from crowdml.wire.statements import Statement, total_of
-
-__all__ = [
-    "Health",
-    "Histogram",
-    "Lately",
-    "Refusal",
-    "Spent",
-    "bars",
-    "epsilon_of",
-    "health",
-    "lately",
-    "spent",
-    "steps",
-]
 
 DELTA = 1e-6
 LOOKED_AT = 200
@@ -89,14 +76,17 @@ def lately(hub: Hub, hosted: Hosted) -> Lately:
 
 def _staleness(hub: Hub, store: Store, hash_: bytes, index: int) -> Staleness | None:
     runner = hub.runners.get(hash_)
-    if runner is None or not index or runner.rounds is not None:  # a cohort works with one version, and says which
-        return None
+    if runner is None or not index or runner.rounds is not None or runner.fold.gathering is not None:
+        return None  # a round works with one version
     late: list[int] = []
     for place, data in store.kept_bodies(hash_, max(0, index - LOOKED_AT)):
         envelope = open_signed(data).envelope
+        if envelope.kind in OWN:
+            continue
         version = getattr(runner.fold.read(envelope.kind, envelope.body), "version", None)
         if version is not None:
-            late.append(max(0, place - 1 - int(version)))
+            own = store.totals_count(hash_, place) if runner.own else 0
+            late.append(max(0, place - 1 - own - int(version)))
         if len(late) >= LOOKED_AT:
             break
     return Staleness(len(late), float(median(late)), max(late)) if late else None

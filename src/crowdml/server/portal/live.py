@@ -14,13 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from crowdml.server.hub import Hub
 from crowdml.server.limits import source
-from crowdml.server.portal.kept import Kept, kept
+from crowdml.server.portal.cache import PortalCache, kept
 from crowdml.server.portal.pages import language
 from crowdml.server.portal.studies import Study, find_study
 from crowdml.server.portal.words import Words
 from crowdml.wire.problems import Problem
-
-__all__ = ["MOST", "MOST_OF_ONE", "error_now", "live", "numbers"]
 
 EVERY = 1.0
 """Seconds between looks at a study."""
@@ -51,6 +49,7 @@ def numbers(study: Study, said: Words) -> dict[str, Any]:
     }
     if not study.closed:
         found |= {"error": str(error_now(study, said)), "index": study.figures.index}
+        found["verdict"] = said.verdict(study.figures.verdict).unescape()
     return found
 
 
@@ -77,7 +76,7 @@ class Stream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, pages: Kept, hub: Hub, address: str, look: Callable[[], Any]) -> None:
+    def __init__(self, pages: PortalCache, hub: Hub, address: str, look: Callable[[], Any]) -> None:
         super().__init__(headers=HEADERS)
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self.pages, self.hub, self.address, self.look = pages, hub, address, look

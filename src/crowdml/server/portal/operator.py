@@ -15,26 +15,22 @@ from crowdml.errors import TaskError
 from crowdml.protocols import find
 from crowdml.server import export, transcript
 from crowdml.server.histograms import is_histogram
+from crowdml.server.hosting import CHANGES, ChangeError, useful_changes
 from crowdml.server.hub import Hosted
 from crowdml.server.invitations import AUTHORITY
 from crowdml.server.portal import drafts, entrance, people
+from crowdml.server.portal.cache import kept
 from crowdml.server.portal.figures import CHARTS, can_draw
 from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
-from crowdml.server.portal.kept import kept
 from crowdml.server.portal.places import place_map, places_of
-from crowdml.server.portal.pricing import price
 from crowdml.server.portal.public import PICTURE_POLICY
-from crowdml.server.portal.studies import cohorts_of
+from crowdml.server.portal.studies import cohorts_of, find_price
 from crowdml.server.portal.validating import BadRows, RowsForm, attach_rows, remove_rows
 from crowdml.server.portal.visits import HEADERS, Visit, uploaded, visited
 from crowdml.server.portal.words import words
 from crowdml.server.validation import check_validated
-from crowdml.storage.server import State
 from crowdml.wire.problems import Problem
 
-__all__ = ["routes"]
-
-STATES: dict[str, State] = {"run": "running", "pause": "paused", "stop": "stopped"}
 BINARY = "application/octet-stream"
 
 
@@ -51,6 +47,7 @@ def routes() -> list[BaseRoute]:
         ("/operator/drafts/{draft}/start", "POST", drafts.start),
         ("/operator/drafts/{draft}/discard", "POST", drafts.discard),
         ("/operator/drafts/{draft}/simulate", "POST", drafts.simulate),
+        ("/operator/drafts/{draft}/simulate/own", "POST", drafts.simulate_own),
         ("/operator/drafts/{draft}/cancel", "POST", drafts.cancel),
         ("/operator/tasks/{task}", "GET", task),
         ("/operator/tasks/{task}/state", "POST", change_state),
@@ -81,8 +78,10 @@ async def dashboard(visit: Visit) -> Response:
         "dashboard.html",
         rows=found,
         health=await health(visit.request.app.state),
+        aside=list(visit.hub.aside.values()),
         events=await visit.read(lambda: visit.store.events(limit=15)),
-        names={row.hosted.task.hash: row.hosted.task.name for row in found},
+        names={row.hosted.task.hash: row.hosted.task.name for row in found}
+        | {hash_: each.name for hash_, each in visit.hub.aside.items()},
         drafts=await visit.read(drafts.all_drafts, visit.store),
         bars=bars,
     )
@@ -106,9 +105,11 @@ async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: 
         row=row,
         hosted=hosted,
         task=hosted.task,
-        price=await visit.read(price, hosted.task),
+        price=await find_price(hosted.task),
+        changes=useful_changes(hosted.state),
         cohorts=cohorts_of(visit.hub, hosted.task),
         rounds=[each for each in visit.hub.round_figures(hash_, 12) if each.devices or each.phase != "abandoned"],
+        gathered=await visit.read(visit.hub.round_now, hash_),
         canonical=hosted.task.canonical.decode(),
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},
@@ -128,15 +129,14 @@ async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: 
 
 @visited
 async def change_state(visit: Visit) -> Response:
-    """POST /operator/tasks/{task}/state: run, pause or stop."""
-    hosted, state = _hosted(visit), STATES.get(visit.form.get("to", ""))
-    if state is None:
-        raise Problem("invalid-form", "A task is asked to run, pause or stop.")
-    if hosted.reason is not None and state != "stopped":
-        raise Problem("conflict", f"It has ended: {hosted.reason}. Change something in it to run it again.")
-    if state == "paused" and hosted.state == "stopped":
-        raise Problem("conflict", "The task is stopped: there is nothing to pause.")
-    await visit.hub.set_state(hosted.task.hash, state, f"by {visit.name}")
+    """POST /operator/tasks/{task}/state: start, resume, pause or stop."""
+    hosted, change = _hosted(visit), visit.form.get("to", "")
+    if change not in CHANGES:
+        raise Problem("invalid-form", f"Ask a task to {', '.join(CHANGES)}.")
+    try:
+        state = await visit.hub.change(hosted.task.hash, change, f"by {visit.name}")
+    except ChangeError as error:
+        raise Problem("conflict", str(error)) from error
     return visit.go(f"/operator/tasks/{_id(hosted)}", state)
 
 
@@ -203,7 +203,7 @@ async def download(visit: Visit) -> Response:
 
 
 async def _plot(visit: Visit, hosted: Hosted, name: str) -> Response:
-    """The same picture as on the study's page, of closed studies too."""
+    """The picture of the study's page; closed studies have it here, too."""
     held = kept(visit.request)
     if not can_draw(name, await held.figures(hosted.task)):
         raise Problem("not-found", "There is nothing to see on this plot yet.")

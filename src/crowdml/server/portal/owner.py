@@ -18,14 +18,15 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
+from crowdml.price import Epsilons, Price
 from crowdml.privacy.odds import odds
 from crowdml.server.histograms import is_histogram
 from crowdml.server.hub import Hub
+from crowdml.server.portal.cache import kept
 from crowdml.server.portal.forms import read_form
-from crowdml.server.portal.kept import kept
 from crowdml.server.portal.pages import language, redirect, render
 from crowdml.server.portal.public import contact
-from crowdml.server.portal.studies import Price, Study, price_of, studies
+from crowdml.server.portal.studies import Study, price_of, studies
 from crowdml.storage.server import Device, Given
 from crowdml.task import Task
 from crowdml.wire.envelopes import open_signed
@@ -34,8 +35,6 @@ from crowdml.wire.packing import Reader
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import open_owner_link
 from crowdml.wire.statements import LARGEST_STATEMENT, Statement
-
-__all__ = ["enter", "leave", "page", "withdraw", "withdrawing"]
 
 COOKIE = "crowdml-owner"
 LASTS = 900
@@ -49,7 +48,7 @@ PRIVATE = {"Cache-Control": "no-store"}
 
 @dataclass(frozen=True)
 class Owner:
-    """Who is here: the owner of a device that has not withdrawn, until `ends`."""
+    """The owner who is here, of a device that has not withdrawn, until `ends`."""
 
     device: Device
     token: str
@@ -66,6 +65,7 @@ class Part:
     study: Study | None
     price: Price
     check_ins: int
+    paid: Epsilons
 
     @property
     def samples(self) -> int:
@@ -139,7 +139,7 @@ async def enter(request: Request) -> Response:
 
 
 async def _owner(request: Request) -> Owner:
-    """Who is here; 401 where there is no session, or no longer."""
+    """The owner who is here; 401 where there is no session, or no longer."""
     hub: Hub = request.app.state.hub
     token = request.cookies.get(COOKIE, "")
     text, _, mark = token.rpartition(".")
@@ -168,7 +168,7 @@ async def page(request: Request) -> Response:
 
     counts, given, signed = await asyncio.to_thread(read)
     shown = {each.task.hash: each for each in await studies(request)}
-    parts = [_part(hub, hash_, shown.get(hash_), count) for hash_, count in counts.items()]
+    parts = [await asyncio.to_thread(_part, hub, hash_, shown.get(hash_), count) for hash_, count in counts.items()]
     delta = min((part.price.delta for part in parts), default=1e-6)
     titles = {part.task.hash: part.task.title or part.task.name for part in parts}
     return render(
@@ -190,7 +190,8 @@ async def page(request: Request) -> Response:
 
 def _part(hub: Hub, hash_: bytes, study: Study | None, check_ins: int) -> Part:
     task = hub.find(hash_).task
-    return Part(task, study, price_of(task), check_ins)
+    price = price_of(task)
+    return Part(task, study, price, check_ins, price.after(check_ins))
 
 
 def _statement(given: Given) -> Statement | None:
@@ -224,7 +225,7 @@ async def leave(request: Request) -> Response:
 
 
 async def _checked(request: Request) -> Owner:
-    """Who sent this form, if it is a form of theirs."""
+    """The owner who sent this form, if it is a form of theirs."""
     owner = await _owner(request)
     form = await read_form(request)
     if not hmac.compare_digest(form.get("form", "").encode(), owner.form.encode()):

@@ -20,13 +20,11 @@ from crowdml.server.portal import assets
 from crowdml.server.portal.words import LANGUAGES, Words, choose, words
 from crowdml.wire.problems import Problem
 
-__all__ = ["POLICY", "answer", "error_page", "language", "page_text", "redirect", "render", "wants_page"]
-
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-"""Of every page. Charts need no more than this: see `static/charts.js`."""
+"""The policy of every page. Charts need no more than this: see `static/charts.js`."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -73,22 +71,13 @@ def render(
     return answer(request, page_text(said, request.url.path, template, request=request, **values), status, headers)
 
 
-def page_text(said: Words, path: str, template: str, **values: Any) -> str:
+def page_text(said: Words, path: str, template: str, /, **values: Any) -> str:
     """The text of the page at this path. In templates `t` reads the catalogue; `number`, `percent`, `estimate` and
     `moment` write as the language does. Links to other languages keep no query, for it may be a signature."""
-    page = environment().get_template(template)
-    return page.render(
-        t=said,
-        number=said.number,
-        percent=said.percent,
-        estimate=said.estimate,
-        moment=said.moment,
-        static=assets.address,
-        code=code,
-        lang=said.language,
-        switches=[(each, words(each)("language"), f"{path}?lang={each}") for each in LANGUAGES],
-        **values,
-    )
+    known = {name: getattr(said, name) for name in ("number", "percent", "estimate", "moment")}
+    switches = [(each, words(each)("language"), f"{path}?lang={each}") for each in LANGUAGES]
+    known |= {"t": said, "lang": said.language, "static": assets.address, "code": code, "switches": switches}
+    return environment().get_template(template).render(known | values)
 
 
 def answer(request: Request, text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -22,8 +22,6 @@ from crowdml.server.invitations import (
     qr_svg,
     sheets,
     terms,
-    title_of,
-    trust_words,
 )
 from crowdml.server.operators import BadOperator
 from crowdml.server.portal.health import said
@@ -35,19 +33,6 @@ from crowdml.storage.server.operating import remove_operator as remove_from_stor
 from crowdml.texts import hidden_control, one_line
 from crowdml.wire.keys import ID
 from crowdml.wire.problems import Problem
-
-__all__ = [
-    "add_operator",
-    "change_password",
-    "device",
-    "devices",
-    "end_invitations",
-    "invitations",
-    "invite",
-    "remove_operator",
-    "revoke",
-    "settings",
-]
 
 PAGE = 50
 ALL = "all"
@@ -124,8 +109,6 @@ async def _make(visit: Visit, form: dict[str, str]) -> Any:
             "local",
         )
     ends_at, label = parse_end(form.get("ends", ""), now), form.get("label", "")
-    title = await visit.read(title_of, store, tasks)
-    trust = await visit.read(trust_words, store)
     return await visit.hub.write(
         lambda: make_batch(
             store,
@@ -137,9 +120,7 @@ async def _make(visit: Visit, form: dict[str, str]) -> Any:
             rate=rate,
             tasks=tasks,
             label=label,
-            title=title,
             by=visit.name,
-            trust=trust,
         )
     )
 

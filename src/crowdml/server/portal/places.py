@@ -20,8 +20,6 @@ from crowdml.server.hub import Hub
 from crowdml.server.relay import PlaceFigures
 from crowdml.task import Task
 
-__all__ = ["PlaceRow", "Places", "place_map", "places_of"]
-
 PATIENCE = 10.0
 """Seconds by which a letter may be older than the newest one, whatever the others do."""
 OFTEN = 4.0
@@ -46,7 +44,7 @@ class Places:
 
     rows: tuple[PlaceRow, ...]
     links: tuple[tuple[int, int], ...]
-    """Who writes to whom, each pair once; none where there are too many to see."""
+    """Pairs that write to each other, each once; none where there are too many to see."""
 
     def count(self, state: str) -> int:
         return sum(row.state == state for row in self.rows)
@@ -61,7 +59,7 @@ class Places:
 
     @property
     def kilobytes(self) -> float:
-        """That devices sent."""
+        """Messages that devices sent."""
         return sum(row.figures.bytes for row in self.rows) / 1000
 
     @property

@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from crowdml.addresses import BadAddress, read_address
+from crowdml.server.export import thinned
 from crowdml.server.hub import Hosted, Hub, code_hash, utc_now
 from crowdml.server.invitations import join_command, join_commands, public_address, trust_words
 from crowdml.server.portal import assets
 from crowdml.server.portal import figures as charts
-from crowdml.server.portal.kept import kept
+from crowdml.server.portal.cache import kept
 from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import answer, code, language, page_text, render
 from crowdml.server.portal.places import Places, place_map, places_of
@@ -28,11 +29,9 @@ from crowdml.storage.server import State
 from crowdml.wire.problems import Problem
 from crowdml.wire.requests import CODE
 
-__all__ = ["figures", "home", "join", "plot", "study"]
-
 PICTURES = {"svg": "image/svg+xml", "png": "image/png"}
 PICTURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-"""Of a plot that is opened by itself: it has styles of its own and nothing else."""
+"""The policy of a plot that is opened by itself: it has styles of its own and nothing else."""
 CONTACT = "contact"
 """The setting in which the operator says who runs this server: a name, then lines with addresses."""
 LINK = re.compile(r"https?://[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
@@ -44,7 +43,7 @@ ORDER: tuple[State, ...] = ("running", "paused", "stopped", "draft")
 
 @dataclass(frozen=True)
 class Contact:
-    """Who runs the server."""
+    """The people who run the server."""
 
     name: str
     lines: tuple[Markup, ...]
@@ -93,7 +92,7 @@ async def study(request: Request) -> Response:
             place_states={name: said(f"study.places.state.{name}") for name in ("alive", "silent", "free")},
             error_now=error_now(found, said),
             drawn=[name for name in charts.CHARTS if not found.closed and charts.can_draw(name, found.figures)],
-            thinned=charts.thinned,
+            thinned=thinned,
             contact=runs,
             address=address,
             qr=qr(address),
@@ -188,7 +187,7 @@ class Place:
         """How to join this study of those that the server hosts, with a code that may admit to all of them."""
         opened = [each for each in hosted if each.state != "stopped"]
         task = study.task.name if len(opened) > 1 else ""
-        return join_command(self.address, code, trust=self.trust, task=task, places=bool(study.task.places))
+        return join_command(self.address, code, trust=self.trust, task=task, wants=study.task)
 
 
 async def place(request: Request) -> Place:
@@ -216,7 +215,7 @@ def qr(text: str) -> Markup:
 
 
 async def contact(request: Request) -> Contact | None:
-    """Who runs this server, if its operator said so. Addresses become links."""
+    """The people who run this server, if its operator named them. Addresses become links."""
     return await asyncio.to_thread(_contact, request.app.state.hub)
 
 

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from crowdml.datasets import NAMES, catalogue
-from crowdml.errors import CrowdmlError
+from crowdml import plugins
+from crowdml.datasets import NAMES, catalogue, is_table
+from crowdml.datasets.cells import SUFFIXES
+from crowdml.errors import FormError
 from crowdml.protocols import find
 from crowdml.task import Task, parse
-from crowdml.texts import count_text
-
-__all__ = ["Asked", "Simulation", "SimulationRefused", "Simulations", "fitting_crowd", "has_jax", "suitable_data"]
+from crowdml.texts import count_text, hidden_control
 
 LONGEST = 300.0
 """Seconds: a simulation that takes longer is ended, and the page says so."""
@@ -44,12 +44,8 @@ _PROGRESS = re.compile(rb"progress (\d+) of (\d+)")
 Stage = Literal["running", "done", "failed", "cancelled", "too-long"]
 
 
-class SimulationRefused(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+class SimulationRefused(FormError):  # noqa: N818  # reads as the sentence it raises
     """No simulation was started. `about` is the field that it stands next to."""
-
-    def __init__(self, sentence: str, about: str = "data") -> None:
-        super().__init__(sentence)
-        self.about = about
 
 
 def has_jax() -> bool:
@@ -69,6 +65,11 @@ def suitable_data(task: Task) -> tuple[str, ...]:
     return (*(each.name for each in here), "synthetic", *(each.name for each in fitting if not each.found))
 
 
+def _check_file(name: str) -> None:
+    if not is_table(name) or hidden_control(name) or name.startswith(".") or "/" in name or "\\" in name:
+        raise SimulationRefused(f"{name!r} does not end in {', '.join(SUFFIXES)}. Nothing was read.", "rows")
+
+
 def most_devices(task: Task, data: str) -> int:
     """How many devices this data set makes with a check-in each; synthetic data is made for as many as are asked."""
     found = next((each for each in catalogue() if each.name == data), None)
@@ -77,9 +78,9 @@ def most_devices(task: Task, data: str) -> int:
     return found.rows[0] // find(task).batch(task)
 
 
-def fitting_crowd(task: Task, data: str) -> int:
-    """A crowd to begin with: as many devices as the data set makes, and no more than a simulation runs quickly."""
-    return max(1, min(USUAL_DEVICES, most_devices(task, data)))
+def fitting_crowd(task: Task, data: str, expected: int | None = None) -> int:
+    """A crowd to begin with: as many devices as are expected, or as a simulation runs quickly, if the data has them."""
+    return max(1, min(expected or USUAL_DEVICES, MOST_DEVICES, most_devices(task, data)))
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,12 @@ class Asked:
     """What to simulate."""
 
     data: str
-    devices: int
+    """A data set, or the name of the file that was sent."""
+    devices: int | None
+    """None: as many as have a check-in each."""
     trials: int
+    columns: tuple[str, ...] = ()
+    """Options that say what the columns of a file are."""
 
 
 @dataclass
@@ -99,6 +104,8 @@ class Simulation:
     stage: Stage = "running"
     done: int = 0
     total: int = 0
+    outlook: str = ""
+    """Why the crowd is too small for its price, said before it runs; empty where it is not."""
     result: Mapping[str, Any] | None = None
     error: str = ""
     began: float = field(default_factory=time.monotonic)
@@ -124,17 +131,26 @@ class Simulations:
         """The draft whose simulation runs now."""
         return next((draft for draft, run in self._runs.items() if run.stage == "running"), None)
 
-    def start(self, draft: str, text: str, asked: Asked) -> Simulation:
-        """Begin; raises `SimulationRefused` where one runs already, JAX is missing, or too much is asked."""
+    def start(self, draft: str, text: str, asked: Asked, rows: bytes | None = None) -> Simulation:
+        """Begin; raises `SimulationRefused` where one runs already, JAX is missing, or too much is asked.
+
+        `rows`: a table of the operator's own. It lies in the folder of its simulation, and goes with it.
+        """
         if not has_jax():
-            raise SimulationRefused("JAX is not installed on this server: pip install 'crowdml[sim]'.")
+            raise SimulationRefused("JAX is not installed on this server: pip install 'crowdml[sim]'.", "data")
         if self.running() is not None:
-            raise SimulationRefused("Another simulation runs. Wait for it, or cancel it.")
-        if asked.data not in NAMES:
-            raise SimulationRefused("Choose one of the data sets.")
-        if not 1 <= asked.devices <= MOST_DEVICES:
+            raise SimulationRefused("Another simulation runs. Wait for it, or cancel it.", "data")
+        if rows is not None:
+            _check_file(asked.data)
+        elif asked.data not in NAMES:
+            raise SimulationRefused("Choose one of the data sets.", "data")
+        if asked.devices is not None and not 1 <= asked.devices <= MOST_DEVICES:
             raise SimulationRefused(f"Between 1 and {MOST_DEVICES:,} devices.", "devices")
-        if asked.devices > (most := most_devices(parse(text), asked.data)):
+        if (
+            rows is None
+            and asked.devices is not None
+            and asked.devices > (most := most_devices(parse(text), asked.data))
+        ):
             raise SimulationRefused(
                 f"A check-in takes more rows than each of {asked.devices:,} devices would have: {asked.data} makes "
                 f"{count_text(most, 'device')} at most. Ask for fewer, or lower the samples in a check-in.",
@@ -147,7 +163,7 @@ class Simulations:
         while len(self._runs) > KEPT:
             self._runs.popitem(last=False)
         self._cancel = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(run, text, self._cancel))
+        self._task = asyncio.get_running_loop().create_task(self._run(run, text, self._cancel, rows))
         return run
 
     async def cancel(self, draft: str) -> None:
@@ -155,11 +171,13 @@ class Simulations:
             self._cancel.set()
             await asyncio.shield(self._task)
 
-    async def _run(self, run: Simulation, text: str, cancel: asyncio.Event) -> None:
+    async def _run(self, run: Simulation, text: str, cancel: asyncio.Event, rows: bytes | None) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="crowdml-simulate-") as folder:
                 file = Path(folder) / "task.toml"
                 file.write_text(text, encoding="utf-8")
+                if rows is not None:
+                    await asyncio.to_thread((Path(folder) / run.asked.data).write_bytes, rows)
                 await self._process(run, str(file), folder, cancel)
         except SimulationRefused as error:
             run.stage, run.error = "failed", str(error)
@@ -168,10 +186,11 @@ class Simulations:
 
     async def _process(self, run: Simulation, file: str, folder: str, cancel: asyncio.Event) -> None:
         asked = run.asked
+        many = [] if asked.devices is None else ["--devices", str(asked.devices)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "crowdml.cli", "simulate", file, "--data", asked.data, "--devices",
-            str(asked.devices), "--trials", str(asked.trials), "--seed", str(secrets.randbits(31)), "--progress",
-            "--json", "-",
+            sys.executable, "-m", "crowdml.cli", "simulate", file, f"--data={asked.data}", *asked.columns, *many,
+            "--trials", str(asked.trials), "--seed", str(secrets.randbits(31)), "--progress", "--json", "-",
+            *plugins.options(),
             cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, start_new_session=True, env=_environment(),
         )  # fmt: skip
@@ -234,6 +253,8 @@ async def _listen(process: asyncio.subprocess.Process, run: Simulation) -> tuple
                 line = b" "
             if match := _PROGRESS.fullmatch(line.strip()):
                 run.done, run.total = int(match[1]), int(match[2])
+            elif line.startswith(b"outlook "):
+                run.outlook = line.decode(errors="replace").removeprefix("outlook ").strip()
             elif line.startswith(b"crowdml: "):
                 last = line
         return last
@@ -249,7 +270,7 @@ async def _listen(process: asyncio.subprocess.Process, run: Simulation) -> tuple
 
     out, said = await asyncio.gather(result(process.stdout), progress(process.stderr))
     if len(out) > MOST_SAID:
-        raise SimulationRefused(f"It wrote more than {MOST_SAID:,} bytes and was ended.")
+        raise SimulationRefused(f"It wrote more than {MOST_SAID:,} bytes and was ended.", "data")
     return out, said
 
 

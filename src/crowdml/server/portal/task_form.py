@@ -5,42 +5,30 @@ A field is called as its key, so that what the task's own check says of a key st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any, Literal
 
-from crowdml.errors import TaskError
-from crowdml.protocols import settled
-from crowdml.protocols.sgd import public_step
+from crowdml.errors import PluginError, TaskError
+from crowdml.protocol import Protocol
+from crowdml.protocols import PROTOCOLS, settled
+from crowdml.settings import Setting, describe
+from crowdml.suggest import Shape, cohorts, complete, prefers_masks
 from crowdml.task import Task, parse
-
-__all__ = [
-    "SECTIONS",
-    "Field",
-    "Section",
-    "applies",
-    "begin_from",
-    "by_rule",
-    "check_text",
-    "defaults",
-    "field_of",
-    "flaws_of",
-    "in_fields",
-    "prefilled",
-    "says_all_of",
-    "task_text",
-    "values_of",
-]
 
 Kind = Literal["text", "area", "number", "numbers", "lines", "choice"]
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 
 
 @dataclass(frozen=True)
-class Field:
+class Input:
     """A key of a task file. `whole`: a count. An empty optional field leaves its key out."""
 
     key: str
@@ -53,267 +41,146 @@ class Field:
     whole: bool = False
     only: str = ""
     """What it is for, where another choice decides whether it must be filled in."""
-    when: tuple[str, str] | None = None
-    """The choice that it belongs to, a key and its value: with another one its key is left out."""
+    when: tuple[str, tuple[str, ...]] | None = None
+    """The choices that it belongs to, a key and its values: with another one its key is left out."""
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
     text: str
-    fields: tuple[Field, ...]
+    fields: tuple[Input, ...]
     folded: bool = False
 
 
-SGD, LOCAL, NETWORK = ("protocol.kind", "sgd"), ("protocol.kind", "local_updates"), ("model.kind", "mlp")
-_SGD: Any = {"only": "for single gradients", "when": SGD}
-_LOCAL: Any = {"only": "for local steps", "when": LOCAL}
-_NETWORK: Any = {"only": "for a network", "when": NETWORK}
+TRUTH = (("false", "no"), ("true", "yes"))
 
-SECTIONS: tuple[Section, ...] = (
-    Section(
-        "What participants read",
-        "These sentences appear on the study's page and in the consent. They are part of the task: changing one later "
-        "makes a new task.",
-        (
-            Field("name", "Name", "Short, for commands and addresses: letters, digits, - and _."),
-            Field("title", "Title", "The question that is learned, in one line."),
-            Field("purpose", "Purpose", "Why it is learned, and who benefits.", "area"),
-            Field("collects", "What is sensed", "What devices sense, what stays on them, and what leaves.", "area"),
-        ),
-    ),
-    Section(
-        "Samples",
-        "What one sample looks like after the device has computed its features.",
-        (
-            Field(
-                "features.kind",
-                "Features",
-                "Numbers that the device brings along, or the spectrum of its accelerometer.",
-                "choice",
-                (("vector", "a vector of numbers"), ("accelerometer-spectrum", "accelerometer spectrum (64 numbers)")),
-                "vector",
-            ),
-            Field("features.dimension", "How many numbers", "d, the length of a feature vector.", "number",
-                  default="64", whole=True),
-            Field(
-                "features.norm.kind",
-                "Length measured as",
-                "Longer vectors are scaled down to the bound; all noise rests on it. Laplace noise needs l1.",
-                "choice",
-                (("l2", "l2, the usual length"), ("l1", "l1, the sum of sizes")),
-                "l2",
-            ),
-            Field("features.norm.bound", "Bound on the length", "1 suits features that were normalised.", "number",
-                  default="1.0"),
-            Field(
-                "labels.kind",
-                "Labels",
-                "One of several classes, or a number.",
-                "choice",
-                (("class", "classes"), ("number", "a number")),
-                "class",
-            ),
-            Field("labels.classes", "Classes", "One per line, or with commas between them; at least two.", "lines",
-                  optional=True, only="for classes"),
-            Field("labels.bound", "Bound on a number", "For a number only: its largest size.", "number", optional=True,
-                  only="for a number"),
-        ),
-    ),
-    Section(
-        "Model and protocol",
-        "The linear ones are convex and learn from noisy gradients without tuning. A network can learn what they "
-        "cannot, and needs more devices, a clip and some trying: simulate it first.",
-        (
-            Field(
-                "model.kind",
-                "Model",
-                "Softmax for classes; logistic or svm for exactly two; linear for a number; a network for either.",
-                "choice",
-                (("softmax", "softmax"), ("logistic", "logistic"), ("svm", "support vector machine"),
-                 ("linear", "linear, for a number"), ("mlp", "neural network (multi-layer perceptron)")),
-                "softmax",
-            ),
-            Field(
-                "protocol.kind",
-                "Protocol",
-                "A device sends one noisy gradient, or takes several steps of its own and sends where they lead.",
-                "choice",
-                (("sgd", "single gradients (sgd)"), ("local_updates", "local steps (local_updates)")),
-                "sgd",
-            ),
-            Field("model.hidden", "Hidden layers", "Units of each layer between samples and answer, such as 75, 75.",
-                  "numbers", default="16", **_NETWORK),
-            Field(
-                "model.activation",
-                "Activation",
-                "What a unit does with its sum.",
-                "choice",
-                (("relu", "ReLU"), ("tanh", "tanh"), ("sigmoid", "sigmoid")),
-                "relu",
-                **_NETWORK,
-            ),
-            Field("model.l2", "Regulariser λ", "Pulls weights towards zero; 0 for none.", "number", default="0.0"),
-        ),
-    ),
-    Section(
-        "Privacy",
-        "ε is what may be lost; smaller is more private and learns slower. A sample serves one check-in and is "
-        "dropped, unless you say otherwise below.",
-        (
-            Field(
-                "privacy.unit",
-                "Who is protected",
-                "Any one sample of a device, or the device as a whole with all that it ever gives.",
-                "choice",
-                (("sample", "each sample"), ("device", "each device, whole")),
-                "sample",
-                **_LOCAL,
-            ),
-            Field(
-                "privacy.mechanism",
-                "Noise",
-                "Gaussian learns better in many dimensions and needs a δ; Laplace gives δ = 0 and needs the l1 bound.",
-                "choice",
-                (("discrete-gaussian", "discrete Gaussian"), ("discrete-laplace", "discrete Laplace")),
-                "discrete-gaussian",
-            ),
-            Field("privacy.epsilon.gradient", "ε of the gradient", "How the model should change, in one check-in. Most "
-                  "of the budget belongs here; around 1 protects well.", "number", default="0.9", **_SGD),
-            Field("privacy.epsilon.errors", "ε of the error count", "Lets everybody see how well the model does. "
-                  "Empty: it does not leave.", "number", default="0.05", optional=True, **_SGD),
-            Field("privacy.epsilon.labels", "ε of the label counts", "Shows how common each class is. Empty: they do "
-                  "not leave.", "number", default="0.05", optional=True, **_SGD),
-            Field("privacy.epsilon.update", "ε of the update", "Where a device's own steps lead. What is paid in all: "
-                  "by a sample for the check-ins that use it, by a device for all that its budget allows.",
-                  "number", default="1.0", **_LOCAL),
-            Field("privacy.delta", "δ", "The chance that the guarantee fails: at most 1e-5, and far below one over all "
-                  "samples.",
-                  "number", default="1e-6"),
-            Field("privacy.budget.epsilon", "Budget: ε of a sample", "The most that any one sample may lose to this "
-                  "task.", "number", default="1.0", optional=True),
-            Field("privacy.budget.samples", "Budget: samples of a device", "After so many a device is done.", "number",
-                  default="2000", optional=True, whole=True),
-        ),
-    ),
-    Section(
-        "Learning",
-        "How samples become check-ins, and how the server moves.",
-        (
-            Field("protocol.batch", "Samples in a check-in", "More of them drown the noise better; devices come less "
-                  "often.", "number", default="20", whole=True),
-            Field("protocol.clip", "Clip of a gradient", "Longer ones are shrunk to it, and the noise with them. "
-                  "Empty: the model's own bound. A network has none, and needs a clip, such as 1.", "number",
-                  optional=True),
-            Field("protocol.local_steps", "Local steps", "Of a device, between two check-ins.", "number", default="5",
-                  whole=True, **_LOCAL),
-            Field("protocol.minibatch", "Samples in a step", "A divisor of the samples in a check-in. Empty: all of "
-                  "them.", "number", optional=True, whole=True, **_LOCAL),
-            Field("protocol.rate.c", "Rate of a step c", "How far a device's own step goes. Too long ones end the "
-                  "task: the last good weights stay.", "number", default="0.5", **_LOCAL),
-            Field("protocol.server_batch", "Check-ins in a round", "The server averages so many, then publishes.",
-                  "number", default="10", whole=True, **_LOCAL),
-            Field("protocol.step.c", "Step size c", "Empty: taken from the noise and the bound alone, so that no data "
-                  "is looked at. That is what the shipped tasks do.", "number", optional=True, **_SGD),
-            Field("stop.steps", "Stop after check-ins", "Over all devices; of local steps, after so many rounds. "
-                  "Empty: it goes on until you stop it.", "number", default="20000", optional=True, whole=True),
-            Field("stop.error", "Stop at an error rate of", "On the crowd's noisy count, such as 0.05. Empty: never.",
-                  "number", optional=True, **_SGD),
-        ),
-    ),
-    Section(
-        "Advanced",
-        "The defaults suit most studies.",
-        (
-            Field("protocol.buffer", "Samples that wait at most", "On a device that is away. Empty: ten batches.",
-                  "number", optional=True, whole=True),
-            Field("privacy.uses", "Check-ins that a sample serves", "For one price in all. Empty: one.", "number",
-                  optional=True, whole=True),
-            Field("protocol.update_clip", "Clip of an update", "Of all that a device gives in a check-in: its price "
-                  "where the device is protected. Empty: what its steps can reach.", "number", optional=True, **_LOCAL),
-            Field(
-                "protocol.rate.schedule",
-                "Rate schedule",
-                "How a device's steps fall with the rounds t.",
-                "choice",
-                (("constant", "constant"), ("1/sqrt(t)", "c / √t"), ("1/t", "c / t"), ("adagrad", "AdaGrad"),
-                 ("rmsprop", "RMSprop")),
-                "constant",
-                **_LOCAL,
-            ),
-            Field(
-                "protocol.stale",
-                "A check-in of an old round",
-                "Refused as in the paper, or taken with less weight the older it is.",
-                "choice",
-                (("refuse", "refused"), ("weigh", "weighed by its age")),
-                "refuse",
-                **_LOCAL,
-            ),
-            Field(
-                "protocol.optimiser",
-                "What the server does with a round",
-                "It works on what was blurred already, so devices do not notice.",
-                "choice",
-                (("average", "average"), ("momentum", "momentum"), ("adam", "Adam")),
-                "average",
-                **_LOCAL,
-            ),
-            Field("protocol.held_out", "Held-out samples", "The first so many of a batch test the model and do not "
-                  "train it.", "number", optional=True, whole=True, **_SGD),
-            Field(
-                "protocol.step.schedule",
-                "Step schedule",
-                "How the step falls with the check-ins t.",
-                "choice",
-                (("1/sqrt(t)", "c / √t"), ("1/t", "c / t"), ("constant", "constant")),
-                "1/sqrt(t)",
-                **_SGD,
-            ),
-            Field("protocol.radius", "Radius of the weights", "They are kept in a ball of this radius.", "number",
-                  default="200.0", **_SGD),
-            Field(
-                "protocol.update",
-                "Update",
-                "What the server does with a gradient; devices do not notice.",
-                "choice",
-                (("sgd", "plain step"), ("average", "plain step, averaged weights"), ("adagrad", "AdaGrad"),
-                 ("rmsprop", "RMSprop")),
-                "sgd",
-                **_SGD,
-            ),
-        ),
-        folded=True,
-    ),
-)  # fmt: skip
 
-STEP = "protocol.step.c"
-"""The field that a rule fills in where it is empty."""
+def _read_form() -> tuple[Section, ...]:
+    """The form of a new task, as `form.toml` says it."""
+    text = files("crowdml.server.portal").joinpath("form.toml").read_text("utf-8")
+    sections = tomllib.loads(text)["section"]
+    return tuple(Section(fields=tuple(map(_field, each.pop("field"))), **each) for each in sections)
+
+
+def _field(said: dict[str, Any]) -> Input:
+    if "when" in said:
+        key, values = said["when"]
+        said["when"] = key, tuple(values)
+    said["choices"] = tuple((value, label) for value, label in said.get("choices", ()))
+    return Input(**said)
+
+
+SECTIONS = _read_form()
+
+DEVICES = "crowd.devices"
+"""The field that is no key of a task: how many devices the operator expects."""
+MECHANISM, STEP, SCHEDULE = "privacy.mechanism", "protocol.step.c", "protocol.step.schedule"
 CLIP, USUAL_CLIP = "protocol.clip", "1"
-FIELDS: dict[str, Field] = {field.key: field for section in SECTIONS for field in section.fields}
+COHORT = ("masking.cohort", "masking.minimum", "masking.colluders")
+BY_RULE = (MECHANISM, *COHORT, "privacy.uses", CLIP, STEP, SCHEDULE, "protocol.update", "protocol.rate.c",
+           "protocol.local_steps", "protocol.server_batch")  # fmt: skip
+"""Fields that rules fill in where they are empty."""
+MOST_DEVICES = 10**7
+GAUSSIAN, SKELLAM = '"discrete-gaussian"', '"skellam"'
+
+
+def sections() -> tuple[Section, ...]:
+    """The form, with the protocols that are installed besides ours and a field for each of their settings."""
+    return _sections(tuple(name for name in PROTOCOLS if name not in PROTOCOLS.ours))
+
+
+@lru_cache(maxsize=8)
+def _sections(installed: tuple[str, ...]) -> tuple[Section, ...]:
+    plugged: dict[str, dict[str, Input]] = {}
+    for name in installed:
+        with contextlib.suppress(PluginError):  # one that cannot be imported is not offered: `task check` says why
+            plugged[name] = _fields_of(PROTOCOLS[name])
+    known = {field.key for section in SECTIONS for field in section.fields}
+    found = [
+        replace(section, fields=tuple(_shared(field, plugged) for field in section.fields)) for section in SECTIONS
+    ]
+    for fields in plugged.values():
+        for field in fields.values():
+            place = next(i for i, each in enumerate(found) if each.title == _SECTION_OF[field.key.split(".")[0]])
+            if field.key not in known:
+                found[place] = replace(found[place], fields=(*found[place].fields, field))
+    return tuple(found)
+
+
+_SECTION_OF = {"privacy": "Privacy", "protocol": "Learning"}
+
+
+def _shared(field: Input, plugged: Mapping[str, Mapping[str, Input]]) -> Input:
+    """A field of ours beside those of plug-ins: it is theirs, too, where they have a setting of its name."""
+    if field.key == "protocol.kind":
+        return replace(field, choices=(*field.choices, *((name, f"{name} (plug-in)") for name in plugged)))
+    if not plugged or not field.key.startswith(("protocol.", "privacy.epsilon.", "model.l2")):
+        return field
+    theirs = [name for name, fields in plugged.items() if field.key in fields]
+    ours = field.when[1] if field.when is not None else ("sgd", "local_updates")
+    return replace(field, only=field.only or "where it applies", when=("protocol.kind", (*ours, *theirs)))
+
+
+def _fields_of(protocol: Protocol) -> dict[str, Input]:
+    """A field for each setting that a plug-in's protocol declares, and one for the price of each row that leaves."""
+    only: Any = {"only": f"for {protocol.name}", "when": ("protocol.kind", (protocol.name,))}
+    found = [
+        Input(f"privacy.epsilon.{row}", f"ε of {row.replace('_', ' ')}", text or "What a sample pays for it.", "number",
+              default="" if optional else "1.0", optional=optional, **only)
+        for row, text, optional in protocol.rows()
+    ]  # fmt: skip
+
+    def add(prefix: str, settings: Sequence[Setting], needed: bool = True) -> None:
+        for each in settings:
+            key, label = f"{prefix}.{each.name}", each.name.replace("_", " ").capitalize()
+            choices = tuple((one, one) for one in each.choices) or (TRUTH if each.type is bool else ())
+            kind: Kind = "choice" if choices else "text" if each.type is str else "number"
+            default = "" if each.default is None else plain_text(each.default)
+            if each.fields:
+                add(key, each.fields, needed and each.required)
+            elif each.type is not object:
+                optional = not (needed and each.required)
+                default = "" if optional and not needed else default
+                found.append(Input(key, label, each.help, kind, choices, default, optional, each.type is int, **only))
+
+    add("protocol", () if protocol.settings is None else describe(protocol.settings))
+    return {field.key: field for field in found}
+
+
+def plain_text(value: Any) -> str:
+    """A value of a task as its field shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{float(value):.12g}" if isinstance(value, (Fraction, float)) else str(value)
+
+
+def fields() -> dict[str, Input]:
+    """Every field of the form by its key."""
+    return {field.key: field for section in sections() for field in section.fields}
 
 
 def defaults() -> dict[str, str]:
-    return {key: field.default for key, field in FIELDS.items()}
+    return {key: field.default for key, field in fields().items()}
 
 
 def field_of(sentence: str) -> str | None:
     """The field that a task's refusal is about: the longest key that it begins with, or that it names."""
     plain = sentence.partition(": ")[2] if sentence.startswith("the task: ") else sentence
-    at_start = [key for key in FIELDS if re.match(rf"{re.escape(key)}(?![\w])", plain)]
-    named = [key for key in FIELDS if "." in key and re.search(rf"\b{re.escape(key)}(?![\w])", plain)]
+    at_start = [key for key in fields() if re.match(rf"{re.escape(key)}(?![\w])", plain)]
+    named = [key for key in fields() if "." in key and re.search(rf"\b{re.escape(key)}(?![\w])", plain)]
     if found := at_start or named:
         return max(found, key=len)
-    if (setting := re.match(r"model '[\w-]+': (\w+) =", plain)) and f"model.{setting[1]}" in FIELDS:
+    if (setting := re.match(r"model '[\w-]+': (\w+) =", plain)) and f"model.{setting[1]}" in fields():
         return f"model.{setting[1]}"
     prefix = re.match(r"([a-z_]+(?:\.[a-z_]+)*) (?:=|is)", plain)
-    inner = [key for key in FIELDS if prefix and key.startswith(f"{prefix[1]}.")]
+    inner = [key for key in fields() if prefix and key.startswith(f"{prefix[1]}.")]
     return inner[0] if inner else "model.kind" if plain.startswith("model ") else None
 
 
 def in_fields(sentence: str) -> str:
     """A task's refusal in the words of the form: a key of the task file becomes the label of its field."""
-    names = {key: f"“{field.label}”" for key, field in FIELDS.items() if "." in key}
+    names = {key: f"“{field.label}”" for key, field in fields().items() if "." in key}
     names["privacy.epsilon"] = "an ε of what leaves"
     keys = "|".join(re.escape(key) for key in sorted(names, key=len, reverse=True))
     return re.sub(rf"\b(?:{keys})(?![\w.]*\w)", lambda found: names[found[0]], sentence)
@@ -323,7 +190,7 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """The task file that the fields describe, and what is wrong with single fields. Checked as a whole afterwards."""
     flaws: dict[str, str] = {}
     found: dict[str, Any] = {}
-    for key, field in FIELDS.items():
+    for key, field in fields().items():
         given = values.get(key, "").replace("\r\n", "\n").strip()
         if not applies(field, values):
             continue
@@ -350,26 +217,75 @@ def task_text(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         elif field.kind == "choice" and given not in dict(field.choices):
             flaws[key] = "Choose one of the list."
         else:
-            _put(found, key, _quoted(given))
-    if _chosen(values, "protocol.kind") == "sgd" and "c" not in found.setdefault("protocol", {}).get("step", {}):
-        found["protocol"].setdefault("step", {})["c"] = "1.0"
-        if not flaws:
-            found["protocol"]["step"]["c"] = _suggested(_toml(found))
-    return _toml(found), flaws
+            _put(found, key, given if field.choices == TRUTH else _quoted(given))
+    devices = found.pop("crowd", {}).get("devices", "")
+    if devices and not 1 <= int(devices) <= MOST_DEVICES:
+        flaws[DEVICES] = f"Between 1 and {MOST_DEVICES:,} devices."
+    if values.get(SCHEDULE, "").strip() not in ("", "constant") and not values.get(STEP, "").strip():
+        flaws.setdefault(STEP, "A step by rule is constant. Give c, or leave the schedule to the rule, too.")
+    return _toml(found if flaws else _completed(found, int(devices))), flaws
 
 
-def applies(field: Field, values: Mapping[str, str]) -> bool:
+def _completed(found: Mapping[str, Any], devices: int) -> dict[str, Any]:
+    """The tables of a task with what rules choose, under masks where that is the first choice and nothing typed is
+    against it. Where something is wrong, they are such that the task's check says what."""
+    mechanism, made = found["privacy"].get("mechanism"), dict[str, Any]()
+    forms = (mechanism == SKELLAM,) if mechanism is not None else (True,) if "masking" in found else (None, False)
+    for masked in forms:
+        made = _with_rules(found, devices, masked)
+        with contextlib.suppress(TaskError):
+            check_text(_toml(made))
+            break
+    return made
+
+
+def _with_rules(found: Mapping[str, Any], devices: int, masked: bool | None) -> dict[str, Any]:
+    """`masked`: None for masks where a rule prefers them."""
+    tables: dict[str, Any] = {key: dict(each) if isinstance(each, Mapping) else each for key, each in found.items()}
+    protocol, privacy, masking = tables["protocol"], tables["privacy"], tables.pop("masking", {})
+    begun = [key for key, each in protocol.items() if isinstance(each, Mapping) and key in ("step", "rate")]
+    typed = {key: protocol.pop(key) for key in begun if "c" not in protocol[key]}
+    kind, uses = json.loads(protocol["kind"]), privacy.get("uses")
+    privacy["mechanism"] = GAUSSIAN if masked or "mechanism" not in privacy else privacy["mechanism"]
+    with contextlib.suppress(TaskError):
+        task = parse(_toml(tables))
+        held = task.privacy.budget.samples if task.privacy.budget is not None else int(task.protocol["batch"])
+        shape = Shape(task.features.dimension, task.classes, devices, held, task.labels.bound)
+        if prefers_masks(kind, shape) if masked is None else masked:
+            given = tomllib.loads(_toml({"masking": masking}), parse_float=Fraction)["masking"]
+            terms = cohorts(shape, given)
+            privacy["mechanism"] = SKELLAM
+            masking = {**masking, **{key: str(getattr(terms, key)) for key in ("cohort", "minimum", "colluders")}}
+            task = replace(task, masking=terms, privacy=replace(task.privacy, mechanism="skellam"))
+        made = complete(task, shape, None if uses is None else int(uses))
+        privacy |= {"uses": str(made.privacy.uses)} if made.privacy.uses > 1 else {}
+        protocol |= {key: _written(value) for key, value in made.protocol.items() if key not in protocol}
+    for name, usual in {"sgd": {"step": "1.0"}, "local_updates": {"rate": "0.5"}}.get(kind, {}).items():
+        protocol[name] = {**typed.get(name, {}), **protocol.get(name, {"c": usual})}
+    return {**tables, "masking": masking} if masking else tables
+
+
+def _written(value: Any) -> Any:
+    """A setting that a rule made, as TOML writes it."""
+    if isinstance(value, Mapping):
+        return {key: _written(each) for key, each in value.items()}
+    if isinstance(value, str):
+        return _quoted(value)
+    return str(value).lower() if isinstance(value, int) else _exact(plain_text(value))
+
+
+def applies(field: Input, values: Mapping[str, str]) -> bool:
     """Whether the field belongs to what was chosen."""
-    return field.when is None or _chosen(values, field.when[0]) == field.when[1]
+    return field.when is None or _chosen(values, field.when[0]) in field.when[1]
 
 
 def _chosen(values: Mapping[str, str], key: str) -> str:
-    return values.get(key, "").strip() or FIELDS[key].default
+    return values.get(key, "").strip() or fields()[key].default
 
 
 def says_all_of(task: Task) -> bool:
     """Whether the form has a field for everything that the task says."""
-    known = {*FIELDS, "model.seed"} if task.model.get("seed", 1) == 1 else set(FIELDS)
+    known = {*fields(), "model.seed"} if task.model.get("seed", 1) == 1 else set(fields())
 
     def said(where: str, table: Mapping[str, Any]) -> bool:
         return all(
@@ -377,9 +293,10 @@ def says_all_of(task: Task) -> bool:
             for key, value in table.items()
         )
 
-    kinds = dict(FIELDS["protocol.kind"].choices), dict(FIELDS["model.kind"].choices)
+    kinds = dict(fields()["protocol.kind"].choices), dict(fields()["model.kind"].choices)
     chosen = str(task.protocol["kind"]) in kinds[0] and str(task.model["kind"]) in kinds[1]
-    return task.masking is None and chosen and said("protocol", task.protocol) and said("model", task.model)
+    bounded = task.features.low is not None
+    return chosen and not bounded and said("protocol", task.protocol) and said("model", task.model)
 
 
 def flaws_of(values: Mapping[str, str]) -> dict[str, str]:
@@ -389,7 +306,7 @@ def flaws_of(values: Mapping[str, str]) -> dict[str, str]:
     """
     tried = dict(values)
     flaws = task_text(tried)[1]
-    for _ in FIELDS:
+    for _ in fields():
         tried |= {key: _suiting(key, tried) for key in flaws if key}
         text, left = task_text(tried)
         try:
@@ -410,7 +327,7 @@ def _suiting(key: str, values: Mapping[str, str]) -> str:
     known = {"name": "task", "title": "A task", "labels.classes": "" if is_number else "a\nb",
              "labels.bound": "1" if is_number else "", "model.kind": "linear" if is_number else "softmax",
              "protocol.clip": "1" if values.get("model.kind") == "mlp" else ""}  # fmt: skip
-    return known.get(key, FIELDS[key].default)
+    return known.get(key, fields()[key].default)
 
 
 def _no_number(given: str, *, whole: bool) -> str:
@@ -422,8 +339,9 @@ def _no_number(given: str, *, whole: bool) -> str:
 
 def by_rule(values: Mapping[str, str]) -> frozenset[str]:
     """The fields of a filled-in form whose values a rule makes: those that may be empty, and are."""
-    is_sgd = _chosen(values, "protocol.kind") == "sgd"
-    return frozenset([STEP] if is_sgd and not values.get(STEP, "").strip() else [])
+    text, flaws = task_text(values)
+    made = {} if flaws else values_of(parse(text))
+    return frozenset(key for key in BY_RULE if made.get(key) and not values.get(key, "").strip())
 
 
 def prefilled(values: Mapping[str, str]) -> dict[str, str]:
@@ -432,30 +350,25 @@ def prefilled(values: Mapping[str, str]) -> dict[str, str]:
     return {**values, **({CLIP: USUAL_CLIP} if needs_clip else {})}
 
 
-def begin_from(task: Task, rules: frozenset[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
+def begin_from(
+    task: Task, rules: frozenset[str] | None = None, devices: int | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
     """The fields of a task to begin another one from, and the values of those that a rule made: they stay empty.
 
-    `rules` says which a rule made. None: nobody kept it, so a value that is the rule's, rounded to two digits or more,
-    counts as made by it.
+    `rules` says which a rule made. None: nobody kept it, so a step that is the rule's for a crowd of no known size,
+    rounded to two digits or more, counts as made by one. `devices`: how many were expected.
     """
-    values = values_of(task)
+    values = values_of(task) | ({} if devices is None else {DEVICES: str(devices)})
     if rules is None:
         rules = frozenset([STEP] if str(task.protocol["kind"]) == "sgd" and _is_rules(task, values[STEP]) else [])
-    made = {key: values[key] for key in rules if key in values}
-    return {**values, **dict.fromkeys(made, "")}, made
+    made = {key: values[key] for key in BY_RULE if key in rules and values[key]}
+    return {**values, **dict.fromkeys([*made, *([SCHEDULE] if STEP in made else [])], "")}, made
 
 
 def _is_rules(task: Task, step: str) -> bool:
-    rule = float(public_step(task))
+    bare = replace(task, protocol={key: value for key, value in task.protocol.items() if key != "step"})
+    rule = float(PROTOCOLS["sgd"].advise(bare, None).protocol["step"]["c"])
     return any(step and float(step) == float(f"{rule:.{digits}g}") for digits in (2, 3, 4))
-
-
-def _suggested(text: str) -> str:
-    """The step that looks at no data; where the rest of the task is wrong, that is said first."""
-    try:
-        return _exact(f"{float(public_step(parse(text))):.4g}")
-    except TaskError:
-        return "1.0"
 
 
 def _exact(text: str) -> str:
@@ -503,8 +416,8 @@ def check_text(text: str) -> Task:
 
 def values_of(task: Task) -> dict[str, str]:
     """The fields of a task that exists, to begin another one from."""
-    values = dict.fromkeys(FIELDS, "")
-    for key, field in FIELDS.items():
+    values = dict.fromkeys(fields(), "")
+    for key, field in fields().items():
         found: Any = task
         for name in key.split("."):
             found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
@@ -515,7 +428,9 @@ def values_of(task: Task) -> dict[str, str]:
         elif field.kind == "numbers":
             values[key] = ", ".join(map(str, found))
         else:
-            values[key] = f"{float(found):.12g}" if isinstance(found, (Fraction, float)) else str(found)
+            values[key] = plain_text(found)
     if task.labels.kind == "class":
         values["labels.bound"] = ""
+    if task.masking is not None:
+        values[DEVICES] = str(task.masking.cohort)
     return values

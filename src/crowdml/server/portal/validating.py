@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crowdml.errors import CrowdmlError, DataError
+from crowdml.errors import CrowdmlError, DataError, FormError
 from crowdml.exact import read_exact
 from crowdml.server.portal.visits import LARGEST_UPLOAD, Visit
 from crowdml.server.validation import keep_rows, read_rows
@@ -19,18 +19,12 @@ from crowdml.storage.server.looks import Terms, detach
 from crowdml.task import Task
 from crowdml.texts import hidden_control
 
-__all__ = ["BadRows", "RowsForm", "attach_rows", "remove_rows"]
-
 LONGEST_NAME = 120
 SUFFIXES = (".csv", ".npz")
 
 
-class BadRows(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+class BadRows(FormError):  # noqa: N818  # reads as the sentence it raises
     """Rows that the server does not look at. `about` is the field that the sentence stands next to."""
-
-    def __init__(self, sentence: str, about: str = "rows") -> None:
-        super().__init__(sentence)
-        self.about = about
 
 
 @dataclass(frozen=True)
@@ -50,15 +44,15 @@ async def attach_rows(visit: Visit, task: Task) -> None:
     """Look at the model with the rows in the form from now on; raises `BadRows`."""
     upload = visit.files.get("rows")
     if upload is None or not upload.name:
-        raise BadRows("Choose a file with rows, .csv or .npz.")
+        raise BadRows("Choose a file with rows, .csv or .npz.", "rows")
     name = upload.name[-LONGEST_NAME:]
     if Path(name).suffix not in SUFFIXES or hidden_control(name) or name.startswith("."):
-        raise BadRows(f"{name!r} does not end in .csv or .npz. Nothing was written.")
+        raise BadRows(f"{name!r} does not end in .csv or .npz. Nothing was written.", "rows")
     terms = _terms(visit.form, name)
     try:
         count = await asyncio.to_thread(_keep, visit, task, upload.data, terms)
     except CrowdmlError as error:
-        raise BadRows(str(error)) from error
+        raise BadRows(str(error), "rows") from error
     await visit.record("validated", f"on {count:,} rows of {name}", task.hash)
 
 

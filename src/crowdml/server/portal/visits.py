@@ -20,14 +20,12 @@ from starlette.responses import Response
 
 from crowdml.server.hub import Hub
 from crowdml.server.operators import FORM_FIELD, LoginNeeded, Operators, operators_of
-from crowdml.server.portal import assets, pages
+from crowdml.server.portal import pages
 from crowdml.server.portal.forms import Upload, read_form, read_upload
 from crowdml.server.portal.words import words
 from crowdml.storage.server import Session, Store, StoreError
-from crowdml.texts import number_text
+from crowdml.texts import epsilon_text, number_text
 from crowdml.wire.problems import Problem
-
-__all__ = ["HEADERS", "Visit", "moment", "render", "store_words", "uploaded", "visited"]
 
 log = logging.getLogger("crowdml.server")
 
@@ -57,7 +55,7 @@ NOTICES = {
     "added": "The operator is added.",
     "removed": "The operator is removed.",
     "cancelled": "The simulation was cancelled.",
-    "validated": "The server looks at the model with these rows from now on.",
+    "validated": "The server evaluates the model on these rows from now on.",
     "unvalidated": "Nobody looks any more, and the rows are erased. What was charged stays in the ledger.",
 }
 """What a page says after a form was taken, by the word in its address."""
@@ -67,29 +65,21 @@ def render(
     request: Request, template: str, session: Session | None, status: int = 200, csrf: str = "", **values: Any
 ) -> Response:
     """An operator's page; in English, whatever the browser prefers."""
-    said = words("en")
     token = session.csrf if session is not None else csrf
-    text = (
-        pages.environment()
-        .get_template(f"operator/{template}")
-        .render(
-            t=said,
-            number=said.number,
-            percent=said.percent,
-            estimate=said.estimate,
-            moment=moment,
-            epsilon=epsilon,
-            size=size,
-            static=assets.address,
-            lang="en",
-            switches=[],
-            request=request,
-            path=request.url.path,
-            operator=None if session is None else session.operator,
-            form_token=Markup('<input type="hidden" name="{}" value="{}">').format(FORM_FIELD, token),
-            notice=NOTICES.get(request.query_params.get("done", "")),
-            **values,
-        )
+    text = pages.page_text(
+        words("en"),
+        request.url.path,
+        f"operator/{template}",
+        moment=moment,
+        epsilon=epsilon_text,
+        size=size,
+        switches=[],
+        request=request,
+        path=request.url.path,
+        operator=None if session is None else session.operator,
+        form_token=Markup('<input type="hidden" name="{}" value="{}">').format(FORM_FIELD, token),
+        notice=NOTICES.get(request.query_params.get("done", "")),
+        **values,
     )
     return Response(text, status, HEADERS, media_type="text/html")
 
@@ -97,10 +87,6 @@ def render(
 def moment(at: str | None) -> Markup:
     """A time on an operator's page. Where scripts run, it says how long ago that was."""
     return Markup("never") if at is None else words("en").moment(at, relative=True)
-
-
-def epsilon(value: float) -> str:
-    return "no bound" if value == float("inf") else number_text(value)
 
 
 def size(count: float | None) -> str:

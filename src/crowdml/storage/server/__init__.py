@@ -6,13 +6,13 @@ Needs the extra `crowdml[server]`. SQL lives here and nowhere else.
 from crowdml.storage.server.database import StoreError, file_hash, restore
 from crowdml.storage.server.journal import (
     Contribution,
+    Declined,
     Entry,
     Head,
     JournalRow,
     Last,
     Publication,
     Reduced,
-    Refused,
     Snapshot,
 )
 from crowdml.storage.server.letters import Claim, Standing
@@ -36,6 +36,7 @@ __all__ = [
     "Claim",
     "Contribution",
     "Counts",
+    "Declined",
     "Device",
     "Enrolment",
     "EnrolmentRefused",
@@ -50,7 +51,6 @@ __all__ = [
     "Point",
     "Publication",
     "Reduced",
-    "Refused",
     "RoundMessage",
     "RoundRow",
     "Session",
@@ -62,4 +62,4 @@ __all__ = [
     "StoredTask",
     "file_hash",
     "restore",
-]
+]  # fmt: skip

@@ -13,10 +13,9 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -27,8 +26,6 @@ from sqlalchemy.pool import StaticPool
 
 from crowdml.errors import CrowdmlError
 from crowdml.storage.server.schema import HEAD, metadata
-
-__all__ = ["Database", "StoreError", "file_hash", "restore", "utc"]
 
 NOTHING_WRITTEN = "Nothing was written."
 BUSY_SECONDS = 30
@@ -79,9 +76,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Transactions
@@ -109,6 +104,21 @@ class Database:
                 if not self.is_sqlite and getattr(connection.connection.driver_connection, "closed", False):
                     connection.invalidate()
                 raise
+
+    def read(self, query: sa.Executable) -> Sequence[Any]:
+        """The rows of a query that stands by itself."""
+        with self.reading() as connection:
+            return connection.execute(query).all()
+
+    def read_value(self, query: sa.Executable) -> Any:
+        """The first value of the first row; None where there is no row."""
+        with self.reading() as connection:
+            return connection.execute(query).scalar()
+
+    def change(self, statement: sa.Executable) -> int:
+        """Carry out one change as a transaction; how many rows it changed."""
+        with self.writing() as connection:
+            return connection.execute(statement).rowcount  # pyright: ignore[reportAttributeAccessIssue]
 
     def cut_log(self) -> bool:
         """Fold SQLite's write-ahead log into the file, and cut it to nothing: it has old pages of what was erased.
@@ -166,7 +176,7 @@ class Database:
         if not self.is_sqlite and (type(error).__name__ in ("OperationalError", "InterfaceError", "AdminShutdown")):
             return StoreError(
                 f"the database {self.name} is away: {said}. A batch that was being committed is there whole or not at "
-                "all, and to append it again is safe. See to the database, and try again."
+                "all, and to append it again is safe. Check the database and try again."
             )
         return StoreError(f"the database {self.name} refused: {said}. {NOTHING_WRITTEN} Report this as a bug.")
 
@@ -177,11 +187,11 @@ class Database:
             room = "" if free is None else f" There are {free:,} bytes free on its disk."
         return StoreError(
             f"the database {self.name} could not be written: {reason}.{room} {NOTHING_WRITTEN} "
-            "Free some space, or see to the folder's permissions, and try again."
+            "Free some space, or check the folder's permissions, and try again."
         )
 
     def corrupt(self, flaw: str) -> StoreError:
-        how = "Move it away, and put a backup in its place with `crowdml restore`." if self.is_sqlite else "See to it."
+        how = "Move it away, and put a backup in its place with `crowdml restore`." if self.is_sqlite else "Check it."
         return StoreError(f"the database {self.name} cannot be trusted: {flaw}. {NOTHING_WRITTEN} {how}")
 
     # The file, the schema and the one who serves
@@ -443,6 +453,12 @@ def _is_ours(file: Path) -> bool:
     except (OSError, sqlite3.Error):
         return True
     return "alembic_version" in tables and bool(tables & set(metadata.tables))
+
+
+def insert(connection: Connection, table: sa.Table, **values: Any) -> Any:
+    """Add a row; the first part of its key, which is its number where the table numbers its rows."""
+    row = connection.execute(table.insert().values(**values))
+    return row.inserted_primary_key[0] if row.inserted_primary_key else None
 
 
 def utc(time: str) -> str:

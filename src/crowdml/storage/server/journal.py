@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain as chain_of
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+import msgpack
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from crowdml.storage.server.database import NOTHING_WRITTEN, Database, StoreError, utc
+from crowdml.storage.server.database import NOTHING_WRITTEN, Database, StoreError, insert, utc
 from crowdml.storage.server.schema import (
     SERVER_NUMBER,
     body,
@@ -36,6 +39,7 @@ from crowdml.wire.statements import totals_fell
 
 __all__ = [
     "Contribution",
+    "Declined",
     "Entry",
     "Head",
     "Journal",
@@ -43,10 +47,9 @@ __all__ = [
     "Last",
     "Publication",
     "Reduced",
-    "Refused",
     "Snapshot",
     "kept_versions",
-]
+]  # fmt: skip
 
 PAGE = 500
 LARGEST = 2**63 - 1
@@ -54,6 +57,8 @@ _AT, _SNAPSHOT_AT = journal.c.index.label("at"), snapshot.c.index.label("at")  #
 KEEP_VERSIONS = 64
 STEP = 5_000
 """Entries whose statements are erased in one transaction."""
+SPARED = "bodies spared/"
+"""A setting of each task, by its number: the entries behind its newest snapshot whose bodies a round needs, packed."""
 UNSAID = "statements erased/"
 """A setting of each task, by its number: up to which entry statements are erased, in digits."""
 
@@ -87,7 +92,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Declined:
     """A check-in that changed nothing.
 
     `other-bytes`: this seq is in the journal with another hash. `gap`: the next seq of this device is `expected`.
@@ -137,7 +142,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What `reduce` did: bodies up to `index` are gone, `bodies` of them by this call."""
+    """What `reduce` did: bodies up to `index` are gone, `bodies` of them by this call, and later ones but for some."""
 
     index: int
     bodies: int
@@ -158,22 +163,19 @@ class Journal(Database):
 
     # Append
 
-    def append(self, task: bytes, rows: Sequence[JournalRow]) -> list[Entry | Refused]:
+    def append(self, task: bytes, rows: Sequence[JournalRow]) -> list[Entry | Declined]:
         """Append check-ins in order, in ONE transaction; answers row by row, durable when it returns.
 
         A new one gets the next index and the next link of the chain. The same seq and hash again is answered with the
         first entry: to append a batch again, because nobody knows how the last try ended, is safe.
         """
-        times = {time: utc(time) for time in {row.received_at for row in rows}}
         for row in rows:
             _check(row)
         with self.writing() as connection:
-            return self._append(connection.connection.cursor(), task, rows, times)
+            return self._append(connection.connection.cursor(), task, rows)
 
-    def _append(
-        self, cursor: Any, task: bytes, rows: Sequence[JournalRow], times: Mapping[str, str]
-    ) -> list[Entry | Refused]:
-        sql = self._sql
+    def _append(self, cursor: Any, task: bytes, rows: Sequence[JournalRow]) -> list[Entry | Declined]:
+        sql, times = self._sql, {time: utc(time) for time in {row.received_at for row in rows}}
         number = cursor.execute(sql["task"], (task,)).fetchone()
         if number is None:
             raise _no_task(task)
@@ -181,7 +183,7 @@ class Journal(Database):
         head = cursor.execute(sql["head"], (number,)).fetchone()
         index, chain = head or (0, chain_start(task))
         known = self._known(cursor, number, {row.device for row in rows})
-        answers: list[Entry | Refused] = []
+        answers: list[Entry | Declined] = []
         fresh: dict[tuple[str, int], Entry] = {}
         moved: dict[int, tuple[int, int, int, int, bytes]] = {}
         left: list[tuple[int, int]] = []
@@ -193,15 +195,15 @@ class Journal(Database):
             found = known.get(name)
             if found is None or found[1] or found[2]:
                 reason = "unknown" if found is None else "withdrawn" if found[2] else "revoked"
-                answers.append(Refused(name, seq, reason, 0))
+                answers.append(Declined(name, seq, reason, 0))
                 continue
             writer, _, _, last, said, *pointer = found
             if writer in moved:
                 last, said = moved[writer][2], entries[spoke[writer]][6]
             if seq > last + 1:
-                answers.append(Refused(name, seq, "gap", last + 1))
+                answers.append(Declined(name, seq, "gap", last + 1))
             elif seq == last + 1 and said is not None and totals_fell(bytes(said), statement):
-                answers.append(Refused(name, seq, "fell", last + 1))
+                answers.append(Declined(name, seq, "fell", last + 1))
             elif seq == last + 1:
                 index, chain = index + 1, chain_next(chain, task, name, seq, hash_)
                 fresh[name, seq] = entry = Entry(name, seq, index, hash_, chain, True)
@@ -220,7 +222,7 @@ class Journal(Database):
                     found = cursor.execute(sql["entry"], (number, writer, seq)).fetchone()
                     first = Entry(name, seq, found[0], bytes(found[1]), bytes(found[2]), False)
                 if first.hash != hash_:
-                    answers.append(Refused(name, seq, "other-bytes", last + 1))
+                    answers.append(Declined(name, seq, "other-bytes", last + 1))
                 else:
                     answers.append(replace(first, is_new=False))
         if entries:
@@ -231,12 +233,35 @@ class Journal(Database):
             cursor.executemany(sql["pointer"], [(number, at, writer) for _, writer, _, at, _ in moves])
             reduced = dict(cursor.execute(sql["reduced"]).fetchall())
             stale = sorted(each for each in left if each[1] <= reduced.get(each[0], 0))
+            if stale:
+                spared = {of: self._spared(cursor, of) for of in {of for of, _ in stale}}
+                stale = [each for each in stale if each[1] not in spared[each[0]]]
             if stale:  # they were kept as the last ones of their devices, and are so no more
                 cursor.executemany(sql["forget"], stale)
             stale = sorted(each for each in unsaid if each[1] <= reduced.get(number, 0))
             if stale:  # likewise, as the last ones of their devices in this task
                 cursor.executemany(sql["unsay"], stale)
         return answers
+
+    def append_own(
+        self, task: bytes, row: JournalRow, also: Callable[[Connection, int, Entry], None] | None = None
+    ) -> Entry:
+        """Append an entry of the server's own, with what `also` writes of it: one transaction."""
+        with self.writing() as connection:
+            entry = self.append_own_in(connection, task, row)
+            if also is not None:
+                also(connection, task_number(connection, task), entry)
+            return entry
+
+    def append_own_in(self, connection: Connection, task: bytes, row: JournalRow) -> Entry:
+        """Append an entry of the server's own in a transaction that the caller ends."""
+        known = connection.execute(sa.select(device.c.id).where(device.c.number == SERVER_NUMBER)).scalar()
+        if known is None:
+            insert(connection, device, number=SERVER_NUMBER, id=row.device)
+        (answer,) = self._append(connection.connection.cursor(), task, [row])
+        if not isinstance(answer, Entry) or not answer.is_new:
+            raise StoreError(f"this is not the next entry of the server's own: {answer}. {NOTHING_WRITTEN}")
+        return answer
 
     def _known(
         self, cursor: Any, number: int, names: set[str]
@@ -247,11 +272,21 @@ class Journal(Database):
         found = cursor.execute(self._sql["device"], (number, wanted)).fetchall()
         return {row[0]: (row[1], row[2] is not None, row[3] is not None, row[4] or 0, *row[5:]) for row in found}
 
+    def _spared(self, cursor: Any, number: int) -> frozenset[int]:
+        """Entries behind a snapshot whose bodies stay: a round of uploads still needs them."""
+        found = cursor.execute(self._sql["setting"], (f"{SPARED}{number}",)).fetchone()
+        return frozenset(() if found is None else msgpack.unpackb(bytes(found[0])))
+
     @property
     def _sql(self) -> Mapping[str, str]:
         return _SQLITE if self.is_sqlite else _POSTGRESQL
 
     # Read
+
+    def _of(self, task: bytes, table: sa.Table, query: sa.Select[*tuple[Any, ...]]) -> Sequence[Any]:
+        """The rows of a query, of those that one task has in this table."""
+        with self.reading() as connection:
+            return connection.execute(query.where(table.c.task == task_number(connection, task))).all()
 
     def statements(self, task: bytes, devices: set[str]) -> dict[str, bytes]:
         """The packed statement of each device's last entry in this task, where it has one."""
@@ -284,9 +319,8 @@ class Journal(Database):
             .join(device, device.c.number == journal.c.device)
             .where(device.c.id == device_id, journal.c.seq == seq)
         )
-        with self.reading() as connection:
-            row = connection.execute(query.where(journal.c.task == task_number(connection, task))).first()
-        return None if row is None else Entry(device_id, seq, row.at, row.hash, row.chain, False)
+        found = self._of(task, journal, query)
+        return Entry(device_id, seq, found[0].at, found[0].hash, found[0].chain, False) if found else None
 
     def together(self, task: bytes, index: int) -> tuple[list[Entry], int]:
         """The entries that were committed with this one, in order, and its place among them."""
@@ -317,10 +351,41 @@ class Journal(Database):
 
         Reads a page at a time, so that a long replay neither holds memory nor stops the log from being cut.
         """
-        for row in self._pages(task, after_index, _AT, body.c.signed):
+        return self._bodies(task, after_index)
+
+    def _bodies(self, task: bytes, after_index: int, *where: Any) -> Iterator[tuple[int, bytes]]:
+        for row in self._pages(task, after_index, _AT, body.c.signed, where=where):
             if row.signed is None:
                 raise self._reduced(task, row.at)
             yield row.at, row.signed
+
+    def bodies_at(self, task: bytes, places: Sequence[int]) -> Iterator[bytes]:
+        """The bodies of these entries, which are in the order of the journal, a page at a time."""
+        for start in range(0, len(places), PAGE):
+            page = places[start : start + PAGE]
+            query = sa.select(body.c.index.label("at"), body.c.signed).where(body.c.index.in_(page))
+            found = {row.at: row.signed for row in self._of(task, body, query)}
+            for place in page:
+                if place not in found:
+                    raise self._reduced(task, place)
+                yield found[place]
+
+    def senders_of(self, task: bytes, places: Sequence[int]) -> set[str]:
+        """The devices whose entries these are."""
+        found: set[str] = set()
+        for start in range(0, len(places), PAGE):
+            here = journal.c.index.in_(places[start : start + PAGE])
+            query = sa.select(device.c.id).join(journal, journal.c.device == device.c.number).where(here)
+            found.update(row.id for row in self._of(task, journal, query))
+        return found
+
+    def received_at(self, task_hash: bytes, index: int) -> str:
+        """When an entry was journalled; 0: when the task came to this server."""
+        query = sa.select(journal.c.received_at).join(task, task.c.number == journal.c.task)
+        if not index:
+            query = sa.select(task.c.created_at)
+        here = query.where(task.c.hash == task_hash)
+        return str(self.read(here.where(journal.c.index == index) if index else here)[0][0])
 
     def kept_bodies(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
         """Like `tail`, but entries whose body was reduced are passed over: for figures, never for a replay."""
@@ -337,44 +402,26 @@ class Journal(Database):
 
     def totals(self, task: bytes, after_index: int = 0) -> Iterator[tuple[int, bytes]]:
         """Like `tail`, of the server's own entries alone: what it heard of the cohorts of a masked task."""
-        while True:
-            query = (
-                sa.select(_AT, body.c.signed)
-                .join(body, (body.c.task == journal.c.task) & (body.c.index == journal.c.index), isouter=True)
-                .where(journal.c.device == SERVER_NUMBER, journal.c.index > after_index)
-                .order_by(journal.c.index)
-                .limit(PAGE)
-            )
-            with self.reading() as connection:
-                page = connection.execute(query.where(journal.c.task == task_number(connection, task))).all()
-            for row in page:
-                if row.signed is None:
-                    raise self._reduced(task, row.at)
-                yield row.at, row.signed
-            if len(page) < PAGE:
-                return
-            after_index = page[-1].at
+        return self._bodies(task, after_index, journal.c.device == SERVER_NUMBER)
 
     def totals_count(self, task: bytes, up_to: int | None = None) -> int:
         """How many entries of the server's own there are, or are among the first `up_to`."""
         query = sa.select(sa.func.max(journal.c.seq)).where(journal.c.device == SERVER_NUMBER)
         if up_to is not None:
             query = query.where(journal.c.index <= up_to)
-        with self.reading() as connection:
-            return int(connection.execute(query.where(journal.c.task == task_number(connection, task))).scalar() or 0)
+        return int(self._of(task, journal, query)[0][0] or 0)
 
-    def _pages(self, task: bytes, after: int, *columns: sa.ColumnElement[Any]) -> Iterator[Any]:
+    def _pages(self, task: bytes, after: int, *columns: sa.ColumnElement[Any], where: Any = ()) -> Iterator[Any]:
         beside = (body.c.task == journal.c.task) & (body.c.index == journal.c.index)
         query = (
             sa.select(*columns)
             .select_from(journal.join(device, device.c.number == journal.c.device).join(body, beside, isouter=True))
+            .where(*where)
             .order_by(journal.c.index)
             .limit(PAGE)
         )
         while True:
-            with self.reading() as connection:
-                number = task_number(connection, task)
-                page = connection.execute(query.where(journal.c.task == number, journal.c.index > after)).all()
+            page = self._of(task, journal, query.where(journal.c.index > after))
             yield from page
             if len(page) < PAGE:
                 return
@@ -442,7 +489,7 @@ class Journal(Database):
     def _chained(
         self, task: bytes, after: int, upto: int, bodies: bool
     ) -> Iterator[tuple[int, int, bytes, bytes, str, bytes | None]]:
-        """Of every entry between: index, seq, hash, chain, device, body."""
+        """Every entry between: index, seq, hash, chain, device, body."""
         sql = self._sql["verify" if bodies else "verify chain"]
         while True:
             with self.reading() as connection:
@@ -460,15 +507,19 @@ class Journal(Database):
     def _chain_at(self, task: bytes, index: int) -> bytes | None:
         if index == 0:
             return chain_start(task)
-        with self.reading() as connection:
-            number = task_number(connection, task)
-            query = sa.select(journal.c.chain).where(journal.c.task == number, journal.c.index == index)
-            return connection.execute(query).scalar()
+        found = self._of(task, journal, sa.select(journal.c.chain).where(journal.c.index == index))
+        return found[0].chain if found else None
 
     # Snapshots
 
-    def snapshot(self, task: bytes, index: int, chain: bytes, state: bytes, published: bytes = b"") -> None:
-        """Keep the state after the first `index` entries. Its chain must be the journal's own there."""
+    def snapshot(
+        self, task: bytes, index: int, chain: bytes, state: bytes, published: bytes = b"", spare: Collection[int] = ()
+    ) -> None:
+        """Keep the state after the first `index` entries. Its chain must be the journal's own there.
+
+        `spare`: entries up to it whose bodies stay until the next snapshot, for a round needs them that is open here or
+        was open at the snapshot before.
+        """
         if (found := self._chain_at(task, index)) != chain:
             where = "has no such entry" if found is None else "has another chain there"
             raise StoreError(
@@ -483,17 +534,11 @@ class Journal(Database):
             if kept is not None and kept != digest:
                 raise self._broken(task, index, "has a snapshot of another state: the fold did not repeat itself")
             if kept is None:
-                connection.execute(
-                    snapshot.insert().values(
-                        task=number,
-                        index=index,
-                        chain=chain,
-                        state=state,
-                        state_hash=digest,
-                        published=published,
-                        verified=0,
-                    )
-                )
+                kept_as = {"state": state, "state_hash": digest, "published": published, "verified": 0}
+                insert(connection, snapshot, task=number, index=index, chain=chain, **kept_as)
+                cursor = connection.connection.cursor()
+                if spare or self._spared(cursor, number):
+                    cursor.execute(self._sql["keep"], (f"{SPARED}{number}", pack(sorted(spare))))
 
     def last_snapshot(self, task: bytes, upto: int = LARGEST) -> Snapshot | None:
         """The newest snapshot at or before `upto`, its state and chain checked; None of none."""
@@ -504,12 +549,11 @@ class Journal(Database):
         return self._snapshot(task, snapshot.c.index, LARGEST)
 
     def _snapshot(self, task: bytes, order: Any, upto: int) -> Snapshot | None:
-        with self.reading() as connection:
-            number = task_number(connection, task)
-            query = sa.select(_SNAPSHOT_AT, snapshot).where(snapshot.c.task == number, snapshot.c.index <= upto)
-            row = connection.execute(query.order_by(order).limit(1)).first()
-        if row is None:
+        query = sa.select(_SNAPSHOT_AT, snapshot).where(snapshot.c.index <= upto).order_by(order).limit(1)
+        found = self._of(task, snapshot, query)
+        if not found:
             return None
+        row = found[0]
         if hashlib.sha256(row.state).digest() != row.state_hash:
             raise self._broken(task, row.at, "has a snapshot whose state is not what was written")
         if self._chain_at(task, row.at) != row.chain:
@@ -518,19 +562,18 @@ class Journal(Database):
 
     def _snapshot_heads(self, task: bytes) -> list[Head]:
         query = sa.select(_SNAPSHOT_AT, snapshot.c.chain).order_by(snapshot.c.index)
-        with self.reading() as connection:
-            rows = connection.execute(query.where(snapshot.c.task == task_number(connection, task))).all()
-        return [Head(row.at, row.chain) for row in rows]
+        return [Head(row.at, row.chain) for row in self._of(task, snapshot, query)]
 
     def reduce(self, task: bytes, upto_index: int, after: int = 0) -> Reduced:
         """Erase the bodies and statements behind a verified snapshot: those up to the newest at or before `upto_index`.
 
         What stays of each is its entry (device, seq, hash, chain). The body of a device's very last check-in also
-        stays: it is the signed statement that a device without its ledger asks for. And so does the statement of each
-        device's last entry in this task: totals that are below it are refused. Snapshots before
-        that one go too; without a snapshot nothing does. Verified: its state has its hash, and the chain up to it was
-        computed anew, from the snapshot that was verified last. Erases in steps, so that no check-in waits long, and
-        begins after the entry `after`, for whoever knows that all before it was reduced and is done.
+        stays: it is the signed statement that a device without its ledger asks for. So does the statement of each
+        device's last entry in this task: totals that are below it are refused. So do the bodies that `snapshot` was
+        told to spare. Snapshots before that one go too; without a snapshot nothing does. Verified: its state has its
+        hash, and the chain up to it was computed anew, from the snapshot that was verified last. Erases in steps, so
+        that no check-in waits long, and begins after the entry `after`, for whoever knows that all before it was
+        reduced and is done.
         """
         keep = self.last_snapshot(task, upto_index)
         if keep is None:
@@ -541,24 +584,22 @@ class Journal(Database):
             mine = snapshot.c.task == number
             connection.execute(snapshot.update().where(mine, snapshot.c.index == keep.index).values(verified=1))
             connection.execute(snapshot.delete().where(mine, snapshot.c.index < keep.index))
+            spared = sorted(self._spared(connection.connection.cursor(), number))
         self._erase_statements(number, keep.index)
-        gone = self._erase_bodies(number, after, keep.index)
+        gone = self._erase_bodies(number, after, keep.index, spared)
         self.cut_log()
-        return Reduced(keep.index, gone)
+        return Reduced(min([keep.index, *(each - 1 for each in spared[:1])]), gone)  # from there the next one looks
 
     def _verified_head(self, task: bytes, upto: int) -> Head | None:
         query = sa.select(_SNAPSHOT_AT, snapshot.c.chain).where(snapshot.c.verified == 1, snapshot.c.index <= upto)
-        with self.reading() as connection:
-            mine = snapshot.c.task == task_number(connection, task)
-            row = connection.execute(query.where(mine).order_by(snapshot.c.index.desc()).limit(1)).first()
-        return None if row is None else Head(row.at, row.chain)
+        found = self._of(task, snapshot, query.order_by(snapshot.c.index.desc()).limit(1))
+        return Head(found[0].at, found[0].chain) if found else None
 
     def _erase_statements(self, number: int, upto: int) -> None:
         """In steps, each a transaction that also keeps how far it came: a killed server goes on there. A device's last
         statement in this task stays, until `append` has a later one."""
         name = f"{UNSAID}{number}"
-        with self.reading() as connection:
-            kept = connection.execute(sa.select(setting.c.value).where(setting.c.name == name)).scalar()
+        kept = self.read_value(sa.select(setting.c.value).where(setting.c.name == name))
         low = 0 if kept is None else int(kept)
         while low < upto:
             low, after = min(upto, low + STEP), low
@@ -567,7 +608,7 @@ class Journal(Database):
                 cursor.execute(self._sql["unsay all"], (number, after, low))
                 cursor.execute(self._sql["keep"], (name, b"%d" % low))
 
-    def _erase_bodies(self, number: int, after: int, upto: int) -> int:
+    def _erase_bodies(self, number: int, after: int, upto: int, spared: Sequence[int]) -> int:
         """In steps of a page, each a transaction; a device's last body stays, until `append` has a later one."""
         gone = 0
         while True:
@@ -577,7 +618,9 @@ class Journal(Database):
                 if not page:
                     return gone
                 cursor = connection.connection.cursor()
-                kept = [row[0] for row in cursor.execute(self._sql["held"], (number, after, page[-1])).fetchall()]
+                held = cursor.execute(self._sql["held"], (number, after, page[-1])).fetchall()
+                spare = spared[bisect_right(spared, after) : bisect_right(spared, page[-1])]
+                kept = sorted({*(row[0] for row in held), *spare})
                 for low, high in pairwise([after, *kept, page[-1] + 1]):
                     if high - low > 1:
                         cursor.execute(self._sql["erase"], (number, low, high))
@@ -585,23 +628,25 @@ class Journal(Database):
                 after = page[-1]
 
     def export_transcript(
-        self, task: bytes, read: Callable[[bytes], Signed] = open_signed, *, masked: bool = False
+        self, task: bytes, needs: Callable[[Snapshot], Sequence[int]] = lambda _: (), *, masked: bool = False
     ) -> tuple[Snapshot | None, Iterator[Contribution]]:
         """The oldest snapshot kept (None: the journal's beginning) and every body since: what rebuilds the weights.
+
+        `needs` says which entries before the snapshot its open round of uploads has: their bodies come first.
 
         Without identities or times: no signature, no statement, no device; senders are numbered as they appear. Of a
         masked task the server's totals: nothing else moved the weights.
         """
         start = self.oldest_snapshot(task)
-        after = 0 if start is None else start.index
-        return start, self._contributions(self.totals(task, after) if masked else self.tail(task, after), read)
+        after, before = (0, ()) if start is None else (start.index, needs(start))
+        since = self.totals(task, after) if masked else self.tail(task, after)
+        first = zip(before, self.bodies_at(task, before), strict=True)
+        return start, self._contributions(chain_of(first, since))
 
-    def _contributions(
-        self, bodies: Iterator[tuple[int, bytes]], read: Callable[[bytes], Signed]
-    ) -> Iterator[Contribution]:
+    def _contributions(self, bodies: Iterator[tuple[int, bytes]]) -> Iterator[Contribution]:
         senders: dict[str, int] = {}
         for index, signed in bodies:
-            envelope = read(signed).envelope
+            envelope = open_signed(signed).envelope
             sender = senders.setdefault(envelope.sender, len(senders) + 1)
             yield Contribution(index, sender, envelope.kind, envelope.body)
 
@@ -622,35 +667,22 @@ class Journal(Database):
                         f"{NOTHING_WRITTEN} Publish what changed under the next version."
                     )
                 return
-            connection.execute(
-                publication.insert().values(
-                    task=number, version=published.version, kind=published.kind, body=published.body
-                )
-            )
+            insert(connection, publication, task=number, **asdict(published))
             newest = max([*versions, published.version])
             gone = set(versions) - set(kept_versions(versions, newest, keep))
             if gone:
                 connection.execute(publication.delete().where(mine, publication.c.version.in_(gone)))
 
     def last_publication(self, task: bytes) -> Publication | None:
-        query = sa.select(publication).order_by(publication.c.version.desc()).limit(1)
-        with self.reading() as connection:
-            row = connection.execute(query.where(publication.c.task == task_number(connection, task))).first()
-        return None if row is None else Publication(row.version, row.kind, row.body)
+        return self._publication(task, sa.select(publication).order_by(publication.c.version.desc()).limit(1))
 
     def publication(self, task: bytes, version: int) -> Publication | None:
         """A version that is kept; None where it never was or was thinned."""
-        with self.reading() as connection:
-            here = (publication.c.task == task_number(connection, task)) & (publication.c.version == version)
-            row = connection.execute(sa.select(publication).where(here)).first()
-        return None if row is None else Publication(row.version, row.kind, row.body)
+        return self._publication(task, sa.select(publication).where(publication.c.version == version))
 
-    def versions(self, task: bytes) -> list[int]:
-        """The versions that are kept, oldest first."""
-        query = sa.select(publication.c.version).order_by(publication.c.version)
-        with self.reading() as connection:
-            number = task_number(connection, task)
-            return list(connection.execute(query.where(publication.c.task == number)).scalars())
+    def _publication(self, task: bytes, query: sa.Select[*tuple[Any, ...]]) -> Publication | None:
+        found = self._of(task, publication, query)
+        return Publication(found[0].version, found[0].kind, found[0].body) if found else None
 
 
 def kept_versions(versions: Sequence[int], newest: int, keep: int) -> list[int]:
@@ -709,6 +741,7 @@ _SQLITE = {
     "unsay all": """
         update journal set statement = null where task = ? and "index" > ? and "index" <= ? and statement is not null
         and "index" <> (select l."index" from latest l where l.task = journal.task and l.device = journal.device)""",
+    "setting": "select value from setting where name = ?",
     "keep": "insert into setting (name, value) values (?, ?) on conflict (name) do update set value = excluded.value",
     "pointer": "update device set last_task = ?, last_index = ? where number = ?",
     "held": """
@@ -733,5 +766,5 @@ _SQLITE = {
         where l.task = ? and l.device > ?""",
 }
 _POSTGRESQL = {name: sql.replace("?", "%s") for name, sql in _SQLITE.items()} | {
-    "device": _SQLITE["device"].replace("in (select value from json_each(?))", "= any(%s)").replace("?", "%s"),
+    "device": _SQLITE["device"].replace("in (select value from json_each(?))", "= any(%s)").replace("?", "%s")
 }

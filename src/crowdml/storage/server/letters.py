@@ -14,12 +14,10 @@ from typing import Literal
 import sqlalchemy as sa
 
 from crowdml.storage.server.database import utc
-from crowdml.storage.server.journal import Entry, JournalRow, Refused, task_number
-from crowdml.storage.server.rounds import Rounds
+from crowdml.storage.server.journal import Declined, Entry, JournalRow, task_number
+from crowdml.storage.server.rounds import RoundStore
 from crowdml.storage.server.schema import device, journal, letter, place
 from crowdml.wire.letters import MOST_LETTERS, Letter
-
-__all__ = ["Claim", "Letters", "Standing"]
 
 Claim = Literal["new", "again", "taken", "elsewhere", "unknown"]
 """What became of a claim. `taken`: by a device that is enrolled. `elsewhere`: this device holds another place."""
@@ -38,7 +36,7 @@ class Standing:
     """The index of the newest letter that is kept; 0 of none."""
 
 
-class Letters(Rounds):
+class Letters(RoundStore):
     """The places of all tasks whose devices write to one another, and their letters."""
 
     def claim(self, task: bytes, number: int, device_id: str) -> Claim:
@@ -85,21 +83,19 @@ class Letters(Rounds):
             )
             .order_by(place.c.place)
         )
-        with self.reading() as connection:
-            rows = connection.execute(query.where(place.c.task == task_number(connection, task))).all()
         return [
-            Standing(row.place, row.holder, row.letters, row.bytes, row.last_at, int(row.newest or 0)) for row in rows
+            Standing(row.place, row.holder, row.letters, row.bytes, row.last_at, int(row.newest or 0))
+            for row in self._of(task, place, query)
         ]
 
-    def post(self, task: bytes, rows: Sequence[JournalRow], places: Sequence[int], keep: int) -> list[Entry | Refused]:
+    def post(self, task: bytes, rows: Sequence[JournalRow], places: Sequence[int], keep: int) -> list[Entry | Declined]:
         """Append check-ins, each written at a place, and keep the newest `keep` of each place as letters.
 
         In ONE transaction: what is answered is on disk, in the journal and for its readers.
         """
-        times = {time: utc(time) for time in {row.received_at for row in rows}}
         with self.writing() as connection:
             of = task_number(connection, task)
-            answers = self._append(connection.connection.cursor(), task, rows, times)
+            answers = self._append(connection.connection.cursor(), task, rows)
             fresh = [
                 (entry, row, where)
                 for entry, row, where in zip(answers, rows, places, strict=True)
@@ -126,7 +122,7 @@ class Letters(Rounds):
                     .values(
                         letters=place.c.letters + len(said),
                         bytes=place.c.bytes + sum(len(row.signed) for row in said),
-                        last_at=times[said[-1].received_at],
+                        last_at=utc(said[-1].received_at),
                     )
                 )
                 here = (letter.c.task == of) & (letter.c.place == where)
@@ -163,6 +159,4 @@ class Letters(Rounds):
             .order_by(letter.c.index)
             .limit(MOST_LETTERS + 1)
         )
-        with self.reading() as connection:
-            rows = connection.execute(query.where(letter.c.task == task_number(connection, task))).all()
-        return [Letter(row.at, row.public_key, row.signed) for row in rows]
+        return [Letter(row.at, row.public_key, row.signed) for row in self._of(task, letter, query)]

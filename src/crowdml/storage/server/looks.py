@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -17,15 +18,19 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from crowdml.privacy.losses import Pure, parse_loss
-from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
+from crowdml.errors import BudgetExhausted
+from crowdml.privacy.losses import Loss, Pure, parse_loss
+from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, insert, utc
 from crowdml.storage.server.journal import task_number
 from crowdml.storage.server.row_hashes import KEY, Hashed, Pattern, counted, earlier_hash, hash_rows, patterns
-from crowdml.storage.server.schema import look, setting, task, validation, validation_rows
+from crowdml.storage.server.schema import look, own_charge, setting, task, validation, validation_rows
 from crowdml.storage.server.store import Store
 from crowdml.texts import count_text
 
-__all__ = ["Kind", "Look", "Terms", "Validation", "add_look", "attach", "detach", "looks_of", "rows_of", "validations"]
+__all__ = [
+    "Kind", "Look", "Terms", "Validation", "add_look", "attach", "charge_rows", "check_allowed", "detach", "looks_of",
+    "rows_of", "validations",
+]  # fmt: skip
 
 Kind = Literal["public", "charged"]
 
@@ -114,34 +119,20 @@ def attach(
         if not new_rows:
             _check_unknown(connection, terms)
         if known is None:
-            made = connection.execute(
-                validation_rows.insert().values(
-                    hash=hashed.whole,
-                    kind=terms.kind,
-                    count=count,
-                    dimension=dimension,
-                    data=data,
-                    row_hashes=hashed.rows,
-                )
-            )
-            rows = int((made.inserted_primary_key or (0,))[0])
+            known_by = {"hash": hashed.whole, "row_hashes": hashed.rows, "kind": terms.kind}
+            rows = int(insert(connection, validation_rows, **known_by, count=count, dimension=dimension, data=data))
         else:
             rows = int(known)
             connection.execute(validation_rows.update().where(validation_rows.c.number == rows).values(data=data))
         if terms.kind == "charged":
             _note_patterns(connection, rows, {**charged, rows: counted(hashed.rows)})
         connection.execute(validation.delete().where(validation.c.task == number))
-        connection.execute(
-            validation.insert().values(
-                task=number,
-                rows=rows,
-                name=terms.name,
-                epsilon=None if terms.epsilon is None else str(terms.epsilon),
-                budget=None if terms.budget is None else str(terms.budget),
-                every=terms.every,
-                attached_at=utc(at),
-            )
-        )
+        paid = {
+            "epsilon": None if terms.epsilon is None else str(terms.epsilon),
+            "budget": None if terms.budget is None else str(terms.budget),
+        }
+        agreed = {"name": terms.name, "every": terms.every, "attached_at": utc(at)}
+        insert(connection, validation, task=number, rows=rows, **agreed, **paid)
         _erase_unused(connection)
         found = _read(connection, number)[0]
         _check_copies(connection, found)
@@ -285,12 +276,12 @@ def _patterns(connection: Connection, rows: int) -> list[Pattern]:
 def _spent(connection: Connection, found: list[Pattern]) -> list[Fraction]:
     """What a row of each pattern has lost. Pure losses add, whoever the looks were for."""
     numbers = {number for pattern in found for number in pattern}
-    query = sa.select(look.c.rows, look.c.loss, sa.func.count()).where(
-        look.c.rows.in_(numbers), look.c.loss.is_not(None)
-    )
     of_set = dict.fromkeys(numbers, Fraction(0))
-    for rows, loss, many in connection.execute(query.group_by(look.c.rows, look.c.loss)):
-        of_set[rows] += many * _loss(loss).epsilon
+    for table in (look, own_charge):
+        query = sa.select(table.c.rows, table.c.loss, sa.func.count()).where(table.c.rows.in_(numbers))
+        charged = query.where(table.c.loss.is_not(None)).group_by(table.c.rows, table.c.loss)
+        for rows, loss, many in connection.execute(charged):
+            of_set[rows] += many * _loss(loss).epsilon
     return [sum((times * of_set[number] for number, times in pattern.items()), Fraction(0)) for pattern in found]
 
 
@@ -314,16 +305,13 @@ def _loss(text: str) -> Pure:
 
 def rows_of(store: Store, number: int) -> bytes | None:
     """The rows themselves, float32: all x, then all y. None where they were erased."""
-    with store.reading() as connection:
-        return connection.execute(sa.select(validation_rows.c.data).where(validation_rows.c.number == number)).scalar()
+    return store.read_value(sa.select(validation_rows.c.data).where(validation_rows.c.number == number))
 
 
 def looks_of(store: Store, found: Validation) -> list[Look]:
     """Every look at these rows for this task, by version."""
     query = sa.select(look).join(task, task.c.number == look.c.task).where(task.c.hash == found.task)
-    with store.reading() as connection:
-        rows = connection.execute(query.where(look.c.rows == found.rows).order_by(look.c.version)).all()
-    return [_look(row) for row in rows]
+    return [_look(row) for row in store.read(query.where(look.c.rows == found.rows).order_by(look.c.version))]
 
 
 def _look(row: Any) -> Look:
@@ -331,11 +319,13 @@ def _look(row: Any) -> Look:
     return Look(row.version, row.at, row.value, Fraction(row.step), loss)
 
 
-def add_look(store: Store, of: bytes, rows: int, seen: Look) -> Look | None:
+def add_look(
+    store: Store, of: bytes, rows: int, seen: Look, journal: Callable[[Connection], object] | None = None
+) -> Look | None:
     """Keep a look with its charge, durably, before anybody is shown it; what to show of this version.
 
-    A version that was looked at shows what it showed. None, and nothing is kept: the budget does not allow it, or the
-    task is no longer validated on these rows.
+    `journal` writes its entry of the journal, in the same transaction. A version that was looked at shows what it
+    showed. None, and nothing is kept: the budget does not allow it, or the task is no longer validated on these rows.
     """
     with store.writing() as connection:
         number = task_number(connection, of)
@@ -348,15 +338,29 @@ def add_look(store: Store, of: bytes, rows: int, seen: Look) -> Look | None:
             return None
         if seen.loss is not None and not _looks_left(connection, rows, seen.loss.epsilon):
             return None
-        connection.execute(
-            look.insert().values(
-                task=number,
-                rows=rows,
-                version=seen.version,
-                at=utc(seen.at),
-                value=seen.value,
-                step=str(seen.step),
-                loss=None if seen.loss is None else str(seen.loss),
-            )
-        )
+        loss = None if seen.loss is None else str(seen.loss)
+        shown = {"version": seen.version, "at": utc(seen.at), "value": seen.value, "step": str(seen.step)}
+        insert(connection, look, task=number, rows=rows, loss=loss, **shown)
+        if journal is not None:
+            journal(connection)
         return seen
+
+
+def check_allowed(connection: Connection, rows: int, losses: Sequence[Loss]) -> None:
+    """Refuse to let something out of these rows at this price, unless the budget of every one of them allows it."""
+    if not all(isinstance(loss, Pure) for loss in losses):
+        raise BudgetExhausted("the server's own door charges pure losses alone, and a row of its table has another.")
+    price = sum((_loss(str(loss)).epsilon for loss in losses), Fraction(0))
+    if price and not _looks_left(connection, rows, price):
+        spent = max(_spent(connection, _patterns(connection, rows)))
+        raise BudgetExhausted(
+            f"the operator's rows have lost ε = {float(spent):g}, and another ε = {float(price):g} is above their "
+            "budget. Nothing was drawn. Attach other rows with `crowdml task validate`, or stop the task."
+        )
+
+
+def charge_rows(connection: Connection, of: int, index: int, rows: int, at: str, losses: Mapping[str, Loss]) -> None:
+    """Write down what the entry `index` of task number `of` let out of these rows, if their budget allows it."""
+    check_allowed(connection, rows, list(losses.values()))
+    for row, loss in losses.items():
+        insert(connection, own_charge, task=of, index=index, row=row, rows=rows, at=utc(at), loss=str(loss))

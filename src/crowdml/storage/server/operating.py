@@ -18,7 +18,6 @@ from crowdml.storage.server.schema import (
     admission,
     device,
     invitation,
-    invitation_task,
     journal,
     operator,
     session,
@@ -27,23 +26,6 @@ from crowdml.storage.server.schema import (
 )
 from crowdml.storage.server.store import IS_DEVICE, Device, Store, read_devices
 from crowdml.wire.statements import Statement, open_statement
-
-__all__ = [
-    "DeviceRow",
-    "end_other_sessions",
-    "end_sheet",
-    "extend_session",
-    "find_devices",
-    "first_operator",
-    "index_before",
-    "invite_many",
-    "latest_arrival",
-    "recent_devices",
-    "remove_operator",
-    "remove_setting",
-    "settings_like",
-    "spent_statements",
-]
 
 # Operators
 
@@ -72,9 +54,7 @@ def remove_operator(store: Store, name: str, *, last: bool = False) -> bool:
 
 def extend_session(store: Store, token_hash: bytes, ends_at: str) -> None:
     """Let a session end later; one that was closed stays closed."""
-    with store.writing() as connection:
-        here = session.c.token_hash == token_hash
-        connection.execute(session.update().where(here).values(ends_at=utc(ends_at)))
+    store.change(session.update().where(session.c.token_hash == token_hash).values(ends_at=utc(ends_at)))
 
 
 def end_other_sessions(store: Store, name: str, keep: bytes, known: str, password: str) -> bool:
@@ -96,60 +76,23 @@ def end_other_sessions(store: Store, name: str, keep: bytes, known: str, passwor
 
 def settings_like(store: Store, prefix: str) -> dict[str, bytes]:
     """Every setting whose name begins so, without that beginning."""
-    with store.reading() as connection:
-        rows = connection.execute(
-            sa.select(setting.c.name, setting.c.value)
-            .where(setting.c.name.startswith(prefix, autoescape=True))
-            .order_by(setting.c.name)
-        ).all()
-    return {row.name.removeprefix(prefix): row.value for row in rows}
+    query = sa.select(setting.c.name, setting.c.value).where(setting.c.name.startswith(prefix, autoescape=True))
+    return {row.name.removeprefix(prefix): row.value for row in store.read(query.order_by(setting.c.name))}
 
 
 def remove_setting(store: Store, name: str) -> bool:
     """Forget a setting; whether there was one."""
-    with store.writing() as connection:
-        return connection.execute(setting.delete().where(setting.c.name == name)).rowcount > 0
+    return store.change(setting.delete().where(setting.c.name == name)) > 0
 
 
 # Invitations
 
 
-def invite_many(
-    store: Store,
-    codes: Sequence[tuple[bytes, str]],
-    at: str,
-    *,
-    uses: int,
-    ends_at: str | None,
-    rate: int | None,
-    tasks: Sequence[bytes],
-) -> None:
-    """Add invitations, each by the hash of its code and with its label: all of them, or none."""
-    if uses < 1 or (rate is not None and rate < 1):
-        raise StoreError(
-            f"invitations of {uses} uses at {rate} an hour let nobody in. {NOTHING_WRITTEN} "
-            "Give at least one use, and a rate of at least one or none."
-        )
-    now, until = utc(at), None if ends_at is None else utc(ends_at)
-    with store.writing() as connection:
-        numbers = [task_number(connection, each) for each in dict.fromkeys(tasks)]
-        for code_hash, label in codes:
-            row = connection.execute(
-                invitation.insert().values(
-                    code_hash=code_hash, label=label, uses=uses, used=0, rate=rate, ends_at=until, created_at=now
-                )
-            )
-            (number,) = row.inserted_primary_key or (0,)
-            for each in numbers:
-                connection.execute(invitation_task.insert().values(invitation=number, task=each))
-
-
 def end_sheet(store: Store, code_hashes: Sequence[bytes], at: str) -> int:
     """Let nobody in any more by these codes; how many had not ended yet."""
-    with store.writing() as connection:
-        here = invitation.c.code_hash.in_(list(code_hashes))
-        open_ = invitation.c.ends_at.is_(None) | (invitation.c.ends_at > utc(at))
-        return connection.execute(invitation.update().where(here, open_).values(ends_at=utc(at))).rowcount
+    here = invitation.c.code_hash.in_(list(code_hashes))
+    open_ = invitation.c.ends_at.is_(None) | (invitation.c.ends_at > utc(at))
+    return store.change(invitation.update().where(here, open_).values(ends_at=utc(at)))
 
 
 # Devices and their totals
@@ -238,8 +181,7 @@ def latest_arrival(store: Store, hash_: bytes) -> str | None:
         .order_by(journal.c.index.desc())
         .limit(1)
     )
-    with store.reading() as connection:
-        return connection.execute(query).scalar()
+    return store.read_value(query)
 
 
 def recent_devices(store: Store, hash_: bytes, after_index: int, most: int = 20_000) -> int:

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from crowdml.storage.server.database import ROUNDS_ABOVE, StoreError, utc
-from crowdml.storage.server.journal import Entry, Journal, JournalRow, Publication, Refused, task_number
+from crowdml.storage.server.database import ROUNDS_ABOVE, insert, utc
+from crowdml.storage.server.journal import Declined, Entry, Journal, JournalRow, Publication, task_number
 from crowdml.storage.server.schema import (
-    SERVER_NUMBER,
     body,
     device,
     event,
@@ -29,11 +28,13 @@ from crowdml.storage.server.schema import (
 )
 
 __all__ = [
-    "ENDED", "MASKED", "MOST_EVENTS", "MOST_ROUNDS", "OpenRound", "RoundMessage", "RoundRow", "Rounds", "add_event",
+    "ENDED", "MASKED", "MOST_EVENTS", "MOST_ROUNDS", "OpenRound", "RoundMessage", "RoundRow", "RoundStore", "add_event",
 ]  # fmt: skip
 
 MASKED = "secagg/masked/1"
 ENDED = ("summed", "abandoned")
+NOBODY = {"roster": b"", "sharers": b"", "survivors": b""}
+"""Who is in a round, before its cohort is fixed and once it ended."""
 MOST_EVENTS = 10_000
 MOST_ROUNDS = 10_000
 """Ended rounds of a task that are kept, for people to look at."""
@@ -83,20 +84,19 @@ class OpenRound:
     sum: bytes
 
 
-class Rounds(Journal):
+class RoundStore(Journal):
     """The rounds of all tasks, beside their journals."""
 
     def take(
         self, task: bytes, rows: Sequence[JournalRow], masked: Sequence[tuple[int, bytes]], said: Sequence[RoundMessage]
-    ) -> list[Entry | Refused]:
+    ) -> list[Entry | Declined]:
         """Append masked check-ins, each with its round and the hash of its vector, and keep what else was said.
 
         In ONE transaction: what is answered is on disk.
         """
-        times = {time: utc(time) for time in {row.received_at for row in rows}}
         with self.writing() as connection:
             number = task_number(connection, task)
-            answers = self._append(connection.connection.cursor(), task, rows, times) if rows else []
+            answers = self._append(connection.connection.cursor(), task, rows) if rows else []
             notes = [
                 (round_of, entry.device, MASKED, hash_, entry.index)
                 for (round_of, hash_), entry in zip(masked, answers, strict=True)
@@ -129,12 +129,8 @@ class Rounds(Journal):
 
     @staticmethod
     def _open_round(connection: Connection, of: int, number: int, at: str) -> None:
-        empty = {"roster": b"", "sharers": b"", "survivors": b"", "devices": 0, "shared": 0, "survived": 0}
-        connection.execute(
-            round_.insert().values(
-                task=of, number=number, phase="advertise", cause="", why="", opened_at=utc(at), **empty
-            )
-        )
+        fresh = {**_shown(RoundRow(number, "advertise", at)), **NOBODY, "cause": "", "why": ""}
+        insert(connection, round_, task=of, number=number, opened_at=utc(at), **fresh)
         kept = sa.select(round_.c.number).where(round_.c.task == of).order_by(round_.c.number.desc())
         oldest = kept.limit(1).offset(MOST_ROUNDS).scalar_subquery()
         connection.execute(
@@ -159,22 +155,10 @@ class Rounds(Journal):
         with self.writing() as connection:
             number = task_number(connection, task)
             here = (round_.c.task == number) & (round_.c.number == row.number)
-            values: dict[str, Any] = {
-                "phase": row.phase,
-                "fixed_at": None if row.fixed_at is None else utc(row.fixed_at),
-                "devices": row.devices,
-                "shared": row.shared,
-                "survived": row.survived,
-                "roster": roster,
-                "sharers": sharers,
-                "survivors": survivors,
-            }
+            values = {**_shown(row), "roster": roster, "sharers": sharers, "survivors": survivors}
+            values["fixed_at"] = None if row.fixed_at is None else utc(row.fixed_at)
             if publication is not None:
-                values |= {
-                    "version": publication.version,
-                    "kind": publication.kind,
-                    "publication": publication.body,
-                }
+                values |= {"version": publication.version, "kind": publication.kind, "publication": publication.body}
             connection.execute(round_.update().where(here).values(**values))
             if without:
                 said = (round_message.c.task == number) & (round_message.c.round == row.number)
@@ -184,12 +168,14 @@ class Rounds(Journal):
                 self._open_round(connection, number, then_open, at)
 
     def end_round(
-        self, task: bytes, row: RoundRow, total: JournalRow | None = None, told: Sequence[tuple[str, str]] = ()
-    ) -> Entry | None:
+        self, task: bytes, row: RoundRow, total: JournalRow | None = None, told: Sequence[tuple[str, str]] = (), *,
+        keep_devices: bool = False,
+    ) -> Entry | None:  # fmt: skip
         """A round is over: what devices said in it goes, bodies of masked vectors included, and a total is journalled.
 
         One transaction: after it the sum stands in the journal, and of each vector its hash alone. `told` are the kind
-        and the detail of events for people.
+        and the detail of events for people. `keep_devices`: which devices are in the total stays known
+        (`devices_in_totals`) until there is a total of a later version.
         """
         assert row.phase in ENDED
         assert row.ended_at is not None
@@ -197,42 +183,23 @@ class Rounds(Journal):
         with self.writing() as connection:
             number = task_number(connection, task)
             if total is not None:
-                self._know_server(connection, total.device)
-                times = {total.received_at: utc(total.received_at)}
-                (answer,) = self._append(connection.connection.cursor(), task, [total], times)
-                if not isinstance(answer, Entry) or not answer.is_new:
-                    raise StoreError(f"the total of round {row.number} is not the next entry of the server: {answer}")
-                entry = answer
+                entry = self.append_own_in(connection, task, total)
             self._forget_bodies(connection, number, row.number)
-            for table in (round_message, round_sum):
-                connection.execute(table.delete().where(table.c.task == number, table.c.round == row.number))
-            connection.execute(
-                round_.update()
-                .where(round_.c.task == number, round_.c.number == row.number)
-                .values(
-                    phase=row.phase,
-                    cause=row.cause,
-                    why=row.why,
-                    ended_at=utc(row.ended_at),
-                    devices=row.devices,
-                    shared=row.shared,
-                    survived=row.survived,
-                    roster=b"",
-                    sharers=b"",
-                    survivors=b"",
-                    publication=None,
-                )
-            )
+            connection.execute(round_sum.delete().where(round_sum.c.task == number, round_sum.c.round == row.number))
+            gone = (round_message.c.task == number) & (round_message.c.round == row.number)
+            if keep_devices:
+                gone &= round_message.c.kind != MASKED
+                here = (round_.c.task == number) & (round_.c.ended_at.is_(None) | (round_.c.version == row.version))
+                kept = sa.select(round_.c.number).where(here)
+                gone |= (round_message.c.task == number) & round_message.c.round.not_in(kept)
+            connection.execute(round_message.delete().where(gone))
+            ended = {**_shown(row), **NOBODY, "cause": row.cause, "why": row.why, "ended_at": utc(row.ended_at)}
+            here = (round_.c.task == number) & (round_.c.number == row.number)
+            connection.execute(round_.update().where(here).values(**ended, publication=None))
             for event_kind, detail in told:
                 add_event(connection, event_kind, detail, utc(row.ended_at), number)
         self.cut_log()  # of the vectors, and of what else was said
         return entry
-
-    @staticmethod
-    def _know_server(connection: Connection, name: str) -> None:
-        known = connection.execute(sa.select(device.c.id).where(device.c.number == SERVER_NUMBER)).scalar()
-        if known is None:
-            connection.execute(device.insert().values(number=SERVER_NUMBER, id=name))
 
     @staticmethod
     def _forget_bodies(connection: Connection, number: int, of: int, upto: int | None = None) -> None:
@@ -259,9 +226,7 @@ class Rounds(Journal):
     def rounds(self, task_hash: bytes, limit: int = 100) -> list[RoundRow]:
         """The newest rounds, those under way included."""
         query = sa.select(round_).join(task, task.c.number == round_.c.task).where(task.c.hash == task_hash)
-        with self.reading() as connection:
-            rows = connection.execute(query.order_by(round_.c.number.desc()).limit(limit)).all()
-        return [_row(row) for row in rows]
+        return [_row(row) for row in self.read(query.order_by(round_.c.number.desc()).limit(limit))]
 
     def round_counts(self, task_hash: bytes) -> dict[str, int]:
         """How many of the rounds that are kept were summed ('summed'), and abandoned, by their cause.
@@ -274,8 +239,7 @@ class Rounds(Journal):
             .where(task.c.hash == task_hash, round_.c.ended_at.is_not(None), round_.c.devices > 0)
             .group_by(round_.c.cause)
         )
-        with self.reading() as connection:
-            return {cause or "summed": count for cause, count in connection.execute(query)}
+        return {cause or "summed": count for cause, count in self.read(query)}
 
     def open_rounds(self, task_hash: bytes) -> list[OpenRound]:
         """Every round that is not over, oldest first."""
@@ -310,27 +274,30 @@ class Rounds(Journal):
     def masked_bodies(self, task_hash: bytes, number: int, after: int) -> Iterator[tuple[int, str, bytes]]:
         """Entry, device and signed envelope of the masked vectors of a round after the entry `after`, one at a time."""
         while True:
-            with self.reading() as connection:
-                here = (round_message.c.round == number) & (round_message.c.index > after)
-                query = (
-                    sa.select(round_message.c.index.label("at"), device.c.id, body.c.signed)
-                    .join(device, device.c.number == round_message.c.device)
-                    .join(
-                        body,
-                        (body.c.task == round_message.c.task) & (body.c.index == round_message.c.index),
-                        isouter=True,
-                    )
-                    .where(round_message.c.task == task_number(connection, task_hash), here)
-                    .order_by(round_message.c.index)
-                    .limit(1)
-                )
-                row = connection.execute(query).first()
-            if row is None:
+            beside = (body.c.task == round_message.c.task) & (body.c.index == round_message.c.index)
+            query = (
+                sa.select(round_message.c.index.label("at"), device.c.id, body.c.signed)
+                .join(device, device.c.number == round_message.c.device)
+                .join(body, beside, isouter=True)
+                .where(round_message.c.round == number, round_message.c.index > after)
+                .order_by(round_message.c.index)
+                .limit(1)
+            )
+            found = self._of(task_hash, round_message, query)
+            if not found:
                 return
+            row = found[0]
             if row.signed is None:
                 raise self.corrupt(f"a masked vector of round {number} is in no sum, and its body is gone")
             yield row.at, row.id, row.signed
             after = row.at
+
+    def devices_in_totals(self, task_hash: bytes, version: int) -> set[str]:
+        """The devices in the totals that answer this version, of rounds that were ended with `keep_devices`."""
+        ended = (round_.c.task == round_message.c.task) & (round_.c.number == round_message.c.round)
+        query = sa.select(device.c.id).join(round_message, round_message.c.device == device.c.number)
+        mine = query.join(round_, ended).where(round_.c.version == version, round_.c.phase == "summed")
+        return {row.id for row in self._of(task_hash, round_, mine)}
 
     def last_round(self, task_hash: bytes) -> int:
         """The highest number that a round of this task may ever have had; 0 of none.
@@ -346,8 +313,7 @@ class Rounds(Journal):
 
 def add_event(connection: Connection, kind: str, detail: str, at: str, of: int | None) -> int:
     """Write an event for people to read; its id. The last 10,000 stay."""
-    row = connection.execute(event.insert().values(kind=kind, at=at, task=of, detail=detail))
-    (written,) = row.inserted_primary_key or (0,)
+    written = insert(connection, event, kind=kind, at=at, task=of, detail=detail)
     if written % 100 == 0:
         connection.execute(event.delete().where(event.c.id <= written - MOST_EVENTS))
     return int(written)
@@ -360,6 +326,11 @@ def _numbers(connection: Connection, names: set[str]) -> dict[str, int]:
         query = sa.select(device.c.id, device.c.number).where(device.c.id.in_(wanted[at : at + 500]))
         found |= {row.id: row.number for row in connection.execute(query)}
     return found
+
+
+def _shown(row: RoundRow) -> dict[str, Any]:
+    """What stands in the table of how far a round is."""
+    return {name: getattr(row, name) for name in ("phase", "devices", "shared", "survived")}
 
 
 def _row(row: Any) -> RoundRow:

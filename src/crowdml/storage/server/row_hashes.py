@@ -18,8 +18,6 @@ import numpy as np
 from crowdml.arrays import Array
 from crowdml.records import record
 
-__all__ = ["KEY", "SIZE", "Hashed", "Pattern", "counted", "earlier_hash", "hash_rows", "patterns"]
-
 KEY = "rows-key"
 """The setting that holds the key, made with the tables: it stays with the hashes, in every backup too."""
 SIZE = 16

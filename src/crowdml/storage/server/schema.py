@@ -6,6 +6,8 @@ have a short number for the tables that name them a million times.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -20,12 +22,13 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.schema import SchemaItem
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest migration: what this version of the library reads and writes."""
 
 SERVER_NUMBER = 0
-"""Of the server itself among the devices: what it heard of a cohort stands in the journal as its own entry."""
+"""The server's own number among the devices: what it heard of a cohort stands in the journal as its own entry."""
 
 STATES = ("draft", "running", "paused", "stopped")
 
@@ -33,17 +36,16 @@ Number = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData()
 
-setting = Table(
-    "setting",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", LargeBinary, nullable=False),
-    sqlite_strict=True,
-)
 
-task = Table(
+def _table(name: str, *parts: SchemaItem, **options: Any) -> Table:
+    """A table of this schema, whose columns hold values of their own types alone: on SQLite, too."""
+    return Table(name, metadata, *parts, sqlite_strict=True, **options)
+
+
+setting = _table("setting", Column("name", Text, primary_key=True), Column("value", LargeBinary, nullable=False))
+
+task = _table(
     "task",
-    metadata,
     Column("number", Number, primary_key=True),
     Column("hash", LargeBinary, nullable=False, unique=True),  # SHA-256 of the canonical bytes
     Column("name", Text, nullable=False),
@@ -51,16 +53,13 @@ task = Table(
     Column("state", Text, nullable=False),
     Column("created_at", Text, nullable=False),
     Column("changed_at", Text, nullable=False),
-    Column(
-        "closed", Integer, nullable=False, server_default="0"
-    ),  # 1: only devices that joined may read what it publishes
+    # 1: only devices that joined may read what it publishes
+    Column("closed", Integer, nullable=False, server_default="0"),
     CheckConstraint("state in ('draft', 'running', 'paused', 'stopped')", name="task_state"),
-    sqlite_strict=True,
 )
 
-device = Table(
+device = _table(
     "device",
-    metadata,
     Column("number", Number, primary_key=True),
     Column("id", Text, nullable=False, unique=True),
     Column("public_key", LargeBinary),  # erased when the device withdraws
@@ -69,12 +68,10 @@ device = Table(
     Column("withdrawn_at", Text),
     Column("last_task", Number),  # its last check-in over all tasks: that body is its signed statement
     Column("last_index", Number),
-    sqlite_strict=True,
 )
 
-journal = Table(
+journal = _table(
     "journal",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("index", Number, nullable=False),  # from 1, without a gap
     Column("device", Number, ForeignKey("device.number"), nullable=False),
@@ -86,40 +83,34 @@ journal = Table(
     Column("place", Integer, nullable=False, server_default="0"),  # among the entries of one commit, from 0
     PrimaryKeyConstraint("task", "index"),
     UniqueConstraint("task", "device", "seq", name="journal_once"),
-    sqlite_strict=True,
     sqlite_with_rowid=False,
 )
 """Append-only by triggers. The one thing that may change is a statement, to null: of a device that withdrew, and of
 entries that were reduced."""
 
-body = Table(
+body = _table(
     "body",
-    metadata,
     Column("task", Number, nullable=False),
     Column("index", Number, nullable=False),
     Column("signed", LargeBinary, nullable=False),  # the signed envelope, exact bytes
     PrimaryKeyConstraint("task", "index"),
-    sqlite_strict=True,
 )
 """The bodies of journal entries, apart from them: written with an entry, never edited, deleted by `reduce` alone."""
 
-latest = Table(
+latest = _table(
     "latest",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("device", Number, ForeignKey("device.number"), nullable=False),
     Column("seq", Number, nullable=False),
     Column("index", Number, nullable=False),
     Column("hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task", "device"),
-    sqlite_strict=True,
     sqlite_with_rowid=False,
 )
 """Each device's last entry in each task, kept in the transaction that appends: a restart reads these, not a million."""
 
-snapshot = Table(
+snapshot = _table(
     "snapshot",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("index", Number, nullable=False),
     Column("chain", LargeBinary, nullable=False),
@@ -129,12 +120,10 @@ snapshot = Table(
     Column("verified", Integer, nullable=False),  # 1: the chain up to here was computed anew, and bodies may be gone
     PrimaryKeyConstraint("task", "index"),
     CheckConstraint("verified in (0, 1)", name="snapshot_verified"),
-    sqlite_strict=True,
 )
 
-round_ = Table(
+round_ = _table(
     "round",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("number", Number, nullable=False),  # rises by one, over abandoned rounds and restarts
     Column("phase", Text, nullable=False),
@@ -153,13 +142,11 @@ round_ = Table(
     Column("kind", Text),
     Column("publication", LargeBinary),  # its body, until the round ended
     PrimaryKeyConstraint("task", "number"),
-    sqlite_strict=True,
 )
 """Rounds of masking. What a device said in one lies in `round_message` while it lasts."""
 
-round_message = Table(
+round_message = _table(
     "round_message",
-    metadata,
     Column("task", Number, nullable=False),
     Column("round", Number, nullable=False),
     Column("device", Number, ForeignKey("device.number"), nullable=False),
@@ -167,34 +154,28 @@ round_message = Table(
     Column("body", LargeBinary, nullable=False),  # of a masked vector its hash
     Column("index", Number),  # of a masked vector, its entry in the journal
     PrimaryKeyConstraint("task", "round", "device", "kind"),
-    sqlite_strict=True,
 )
 Index("round_message_index", round_message.c.task, round_message.c.round, round_message.c.index)
 
-round_sum = Table(
+round_sum = _table(
     "round_sum",
-    metadata,
     Column("task", Number, nullable=False),
     Column("round", Number, nullable=False),
     Column("folded", Number, nullable=False),  # the sum has every masked vector of this round up to this entry
     Column("sum", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task", "round"),
-    sqlite_strict=True,
 )
 """Sums under masks, so that the bodies behind them can go while a round lasts."""
 
-last_statement = Table(
+last_statement = _table(
     "statement",
-    metadata,
     Column("device", Number, ForeignKey("device.number"), primary_key=True),
     Column("signed", LargeBinary, nullable=False),
-    sqlite_strict=True,
 )
 """What a device signed after its last check-in, where the body of that one is gone: its totals are in it."""
 
-place = Table(
+place = _table(
     "place",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("place", Number, nullable=False),  # in the task's list
     Column("device", Number, ForeignKey("device.number")),  # who holds it; null: it withdrew
@@ -203,52 +184,43 @@ place = Table(
     Column("last_at", Text),  # when the last one came; erased when the device withdraws
     PrimaryKeyConstraint("task", "place"),
     UniqueConstraint("task", "device", name="place_once"),
-    sqlite_strict=True,
 )
 """Where devices stand, of tasks whose devices write to one another: a place has one device, and a device one place."""
 
-letter = Table(
+letter = _table(
     "letter",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("index", Number, nullable=False),  # of its entry in the journal
     Column("place", Number, nullable=False),  # that it was written at
     Column("device", Number, ForeignKey("device.number"), nullable=False),
     Column("signed", LargeBinary, nullable=False),  # the signed envelope, exact bytes
     PrimaryKeyConstraint("task", "index"),
-    sqlite_strict=True,
 )
 """Check-ins that peers read: the newest of each place. Apart from the journal's bodies, which go by other rules."""
 Index("letter_place", letter.c.task, letter.c.place, letter.c.index)
 
-publication = Table(
+publication = _table(
     "publication",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("version", Number, nullable=False),
     Column("kind", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task", "version"),
-    sqlite_strict=True,
 )
 
-point = Table(
+point = _table(
     "point",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("index", Number, nullable=False),  # of the journal
     Column("at", Text, nullable=False),
-    Column(
-        "figures", LargeBinary, nullable=False
-    ),  # msgpack: what the plots show at this moment; nothing of one device
+    # msgpack: what the plots show at this moment; nothing of one device
+    Column("figures", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task", "index"),
-    sqlite_strict=True,
 )
 """How a task went, for its plots; thinned, so that a year of check-ins stays a few hundred points."""
 
-validation_rows = Table(
+validation_rows = _table(
     "validation_rows",
-    metadata,
     Column("number", Number, primary_key=True),
     Column("hash", LargeBinary, nullable=False, unique=True),  # keyed, of all rows in any order
     Column("kind", Text, nullable=False),
@@ -258,13 +230,11 @@ validation_rows = Table(
     Column("row_hashes", LargeBinary),  # keyed and sorted, 16 bytes for each row; null: not known (0007)
     Column("patterns", Text),  # which sets its rows are in, and how often (row_hashes.py), as JSON; null: in it alone
     CheckConstraint("kind in ('public', 'charged')", name="validation_kind"),
-    sqlite_strict=True,
 )
 """Rows that tasks are validated on. What was charged for looks at them is theirs for good, over all tasks."""
 
-validation = Table(
+validation = _table(
     "validation",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), primary_key=True),
     Column("rows", Number, ForeignKey("validation_rows.number"), nullable=False),
     Column("name", Text, nullable=False),  # what the operator calls the rows
@@ -273,13 +243,11 @@ validation = Table(
     Column("every", Number, nullable=False),  # versions between two looks, at least
     Column("attached_at", Text, nullable=False),
     Column("halted", Text),  # why nobody looks, until the operator says so again
-    sqlite_strict=True,
 )
 """What each task is validated on now, and on which terms."""
 
-look = Table(
+look = _table(
     "look",
-    metadata,
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     Column("rows", Number, ForeignKey("validation_rows.number"), nullable=False),
     Column("version", Number, nullable=False),
@@ -288,14 +256,25 @@ look = Table(
     Column("step", Text, nullable=False),
     Column("loss", Text),  # what the look cost each row; null: public
     PrimaryKeyConstraint("task", "rows", "version"),
-    sqlite_strict=True,
 )
 """The ledger of validation, append-only by triggers: a charge, and the value that was drawn for it."""
 Index("look_rows", look.c.rows)
 
-invitation = Table(
+own_charge = _table(
+    "own_charge",
+    Column("task", Number, ForeignKey("task.number"), nullable=False),
+    Column("index", Number, nullable=False),  # the journal's entry that has the value
+    Column("row", Text, nullable=False),  # of the protocol's `server_mechanisms`
+    Column("rows", Number, ForeignKey("validation_rows.number"), nullable=False),
+    Column("at", Text, nullable=False),
+    Column("loss", Text, nullable=False),
+    PrimaryKeyConstraint("task", "index", "row"),
+)
+"""What protocols let out of charged rows through the server's own door, append-only by triggers."""
+Index("own_charge_rows", own_charge.c.rows)
+
+invitation = _table(
     "invitation",
-    metadata,
     Column("number", Number, primary_key=True),
     Column("code_hash", LargeBinary, nullable=False, unique=True),
     Column("label", Text, nullable=False),
@@ -305,67 +284,54 @@ invitation = Table(
     Column("ends_at", Text),
     Column("created_at", Text, nullable=False),
     CheckConstraint("used >= 0 and used <= uses", name="invitation_uses"),
-    sqlite_strict=True,
 )
 
-invitation_task = Table(
+invitation_task = _table(
     "invitation_task",
-    metadata,
     Column("invitation", Number, ForeignKey("invitation.number"), nullable=False),
     Column("task", Number, ForeignKey("task.number"), nullable=False),
     PrimaryKeyConstraint("invitation", "task"),
-    sqlite_strict=True,
 )
 
-admission = Table(
+admission = _table(
     "admission",
-    metadata,
     Column("id", Number, primary_key=True),
     Column("invitation", Number, ForeignKey("invitation.number"), nullable=False),
     Column("device", Number, ForeignKey("device.number")),  # null: it withdrew; the use stays used
     Column("at", Text, nullable=False),
     UniqueConstraint("invitation", "device", name="admission_once"),
-    sqlite_strict=True,
 )
 Index("admission_rate", admission.c.invitation, admission.c.at)
 Index("admission_device", admission.c.device)
 
-withdrawn = Table(
+withdrawn = _table(
     "withdrawn",
-    metadata,
     Column("hash", LargeBinary, primary_key=True),  # SHA-256 of this server's salt and the device's id
     Column("statement", LargeBinary),  # what it had spent; null: it gave nothing
     Column("withdrawn_at", Text, nullable=False),
-    sqlite_strict=True,
 )
 
-operator = Table(
+operator = _table(
     "operator",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("password", Text, nullable=False),  # argon2, with its salt and parameters
     Column("created_at", Text, nullable=False),
-    sqlite_strict=True,
 )
 
-session = Table(
+session = _table(
     "session",
-    metadata,
     Column("token_hash", LargeBinary, primary_key=True),
     Column("csrf", Text, nullable=False),
     Column("operator", Text, ForeignKey("operator.name"), nullable=False),
     Column("ends_at", Text, nullable=False),
-    sqlite_strict=True,
 )
 
-event = Table(
+event = _table(
     "event",
-    metadata,
     Column("id", Number, primary_key=True),
     Column("kind", Text, nullable=False),
     Column("at", Text, nullable=False),
     Column("task", Number, ForeignKey("task.number")),
     Column("detail", Text, nullable=False),  # for people; never a sample, never a secret
-    sqlite_strict=True,
 )
 Index("event_task", event.c.task, event.c.id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from crowdml.errors import CrowdmlError
-from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, utc
+from crowdml.storage.server.database import NOTHING_WRITTEN, StoreError, insert, utc
 from crowdml.storage.server.journal import task_number
 from crowdml.storage.server.letters import Letters
 from crowdml.storage.server.rounds import add_event
@@ -44,21 +44,6 @@ from crowdml.storage.server.schema import (
     withdrawn,
 )
 from crowdml.wire.keys import device_id
-
-__all__ = [
-    "Counts",
-    "Device",
-    "Enrolment",
-    "EnrolmentRefused",
-    "Event",
-    "Given",
-    "Invitation",
-    "Point",
-    "Session",
-    "State",
-    "Store",
-    "StoredTask",
-]
 
 State = Literal["draft", "running", "paused", "stopped"]
 Reason = Literal["unknown-code", "used-up", "ended", "too-fast", "other-task", "revoked", "withdrawn"]
@@ -216,8 +201,7 @@ class Store(Letters):
 
     def server_name(self) -> str | None:
         """The id under which the server's own entries stand in the journal; None where there are none."""
-        with self.reading() as connection:
-            return connection.execute(sa.select(device.c.id).where(device.c.number == SERVER_NUMBER)).scalar()
+        return self.read_value(sa.select(device.c.id).where(device.c.number == SERVER_NUMBER))
 
     # Tasks
 
@@ -226,33 +210,21 @@ class Store(Letters):
         digest, time = hashlib.sha256(canonical).digest(), utc(at)
         with self.writing() as connection:
             if connection.execute(sa.select(task.c.number).where(task.c.hash == digest)).scalar() is None:
-                connection.execute(
-                    task.insert().values(
-                        hash=digest,
-                        name=name,
-                        canonical=canonical,
-                        state=_state(state),
-                        closed=int(closed),
-                        created_at=time,
-                        changed_at=time,
-                    )
-                )
+                new = {"state": _state(state), "closed": int(closed), "created_at": time, "changed_at": time}
+                insert(connection, task, hash=digest, name=name, canonical=canonical, **new)
         return digest
 
     def set_state(self, hash_: bytes, state: State, at: str) -> None:
-        with self.writing() as connection:
-            number = task_number(connection, hash_)
-            connection.execute(
-                task.update().where(task.c.number == number).values(state=_state(state), changed_at=utc(at))
-            )
+        self._change_task(hash_, at, state=_state(state))
 
     def set_closed(self, hash_: bytes, closed: bool, at: str) -> None:
         """Whether only devices that joined may read what the task publishes."""
+        self._change_task(hash_, at, closed=int(closed))
+
+    def _change_task(self, hash_: bytes, at: str, **values: object) -> None:
         with self.writing() as connection:
             number = task_number(connection, hash_)
-            connection.execute(
-                task.update().where(task.c.number == number).values(closed=int(closed), changed_at=utc(at))
-            )
+            connection.execute(task.update().where(task.c.number == number).values(changed_at=utc(at), **values))
 
     def add_point(self, hash_: bytes, index: int, at: str, figures: bytes) -> None:
         """Keep a moment of the plots. Above `MOST_POINTS` the one goes whose neighbours are nearest to each other.
@@ -264,11 +236,8 @@ class Store(Letters):
             here = (point.c.task == number) & (point.c.index == index)
             if not connection.execute(point.update().where(here).values(figures=figures)).rowcount:
                 connection.execute(point.insert().values(task=number, index=index, at=utc(at), figures=figures))
-            kept = list(
-                connection.execute(
-                    sa.select(point.c.index).where(point.c.task == number).order_by(point.c.index)
-                ).scalars()
-            )
+            query = sa.select(point.c.index).where(point.c.task == number).order_by(point.c.index)
+            kept = list(connection.execute(query).scalars())
             if len(kept) > MOST_POINTS:
                 _, gone = min((kept[place + 1] - kept[place - 1], kept[place]) for place in range(1, len(kept) - 1))
                 connection.execute(point.delete().where(point.c.task == number, point.c.index == gone))
@@ -277,86 +246,60 @@ class Store(Letters):
         """Oldest first."""
         place = point.c.index.label("place")  # a row has an `index` of its own
         query = sa.select(place, point.c.at, point.c.figures).join(task, task.c.number == point.c.task)
-        with self.reading() as connection:
-            rows = connection.execute(query.where(task.c.hash == hash_).order_by(point.c.index)).all()
+        rows = self.read(query.where(task.c.hash == hash_).order_by(point.c.index))
         return [Point(row.place, row.at, row.figures) for row in rows]
 
     def task(self, hash_: bytes) -> StoredTask | None:
-        with self.reading() as connection:
-            row = connection.execute(sa.select(task).where(task.c.hash == hash_)).first()
-        return None if row is None else _task(row)
+        found = self.read(sa.select(task).where(task.c.hash == hash_))
+        return _task(found[0]) if found else None
 
     def tasks(self, state: State | None = None) -> list[StoredTask]:
         """All tasks, or those in a state, in the order in which they were added."""
         query = sa.select(task).order_by(task.c.number)
-        with self.reading() as connection:
-            rows = connection.execute(query if state is None else query.where(task.c.state == state)).all()
-        return [_task(row) for row in rows]
+        return [_task(row) for row in self.read(query if state is None else query.where(task.c.state == state))]
 
     # Invitations
 
-    def invite(
+    def invite(self, code_hash: bytes, at: str, *, label: str = "", **terms: Any) -> None:
+        """Add an invitation under the hash of its code, on the terms of `invite_many`."""
+        if self.invitation(code_hash) is not None:
+            raise StoreError(f"this code is an invitation already. {NOTHING_WRITTEN} Draw another code.")
+        self.invite_many([(code_hash, label)], at, **terms)
+
+    def invite_many(
         self,
-        code_hash: bytes,
+        codes: Sequence[tuple[bytes, str]],
         at: str,
         *,
         uses: int = 1,
         ends_at: str | None = None,
         rate: int | None = None,
         tasks: Sequence[bytes] = (),
-        label: str = "",
     ) -> None:
-        """Add an invitation under the hash of its code: what is not kept cannot be stolen."""
+        """Add invitations, each by the hash of its code and with its label: all of them, or none.
+
+        What is not kept cannot be stolen: of a code there is the hash alone.
+        """
         if uses < 1 or (rate is not None and rate < 1):
             raise StoreError(
                 f"an invitation of {uses} uses at {rate} an hour lets nobody in. {NOTHING_WRITTEN} "
                 "Give at least one use, and a rate of at least one or none."
             )
+        now, until = utc(at), None if ends_at is None else utc(ends_at)
         with self.writing() as connection:
-            if connection.execute(sa.select(invitation.c.number).where(invitation.c.code_hash == code_hash)).first():
-                raise StoreError(f"this code is an invitation already. {NOTHING_WRITTEN} Draw another code.")
-            row = connection.execute(
-                invitation.insert().values(
-                    code_hash=code_hash,
-                    label=label,
-                    uses=uses,
-                    used=0,
-                    rate=rate,
-                    ends_at=None if ends_at is None else utc(ends_at),
-                    created_at=utc(at),
-                )
-            )
-            number = row.inserted_primary_key[0] if row.inserted_primary_key else None
-            for each in dict.fromkeys(tasks):
-                connection.execute(
-                    invitation_task.insert().values(invitation=number, task=task_number(connection, each))
-                )
+            numbers = [task_number(connection, each) for each in dict.fromkeys(tasks)]
+            for code_hash, label in codes:
+                terms = {"uses": uses, "used": 0, "rate": rate, "ends_at": until, "created_at": now}
+                number = insert(connection, invitation, code_hash=code_hash, label=label, **terms)
+                for each in numbers:
+                    insert(connection, invitation_task, invitation=number, task=each)
 
     def invitations(self) -> list[Invitation]:
         """Newest first."""
         with self.reading() as connection:
             rows = connection.execute(sa.select(invitation).order_by(invitation.c.number.desc())).all()
-            pairs = connection.execute(
-                sa.select(invitation_task.c.invitation, task.c.hash)
-                .join(task, task.c.number == invitation_task.c.task)
-                .order_by(task.c.number)
-            ).all()
-        to: dict[int, list[bytes]] = {}
-        for number, hash_ in pairs:
-            to.setdefault(number, []).append(hash_)
-        return [
-            Invitation(
-                row.code_hash,
-                row.label,
-                row.uses,
-                row.used,
-                row.rate,
-                row.ends_at,
-                row.created_at,
-                tuple(to.get(row.number, ())),
-            )
-            for row in rows
-        ]
+            to = _tasks_named(connection)
+        return [_invitation(row, to.get(row.number, ())) for row in rows]
 
     def invitation(self, code_hash: bytes) -> Invitation | None:
         """The invitation of this code; None where there is none. It is not used by being looked at."""
@@ -366,14 +309,7 @@ class Store(Letters):
                 return None
             to = sa.select(task.c.hash).join(invitation_task, invitation_task.c.task == task.c.number)
             to = to.where(invitation_task.c.invitation == row.number).order_by(task.c.number)
-            tasks = tuple(connection.execute(to).scalars())
-        return Invitation(row.code_hash, row.label, row.uses, row.used, row.rate, row.ends_at, row.created_at, tasks)
-
-    def end_invitation(self, code_hash: bytes, at: str) -> bool:
-        """Let nobody in any more by this code; whether there was one."""
-        with self.writing() as connection:
-            here = invitation.c.code_hash == code_hash
-            return connection.execute(invitation.update().where(here).values(ends_at=utc(at))).rowcount > 0
+            return _invitation(row, connection.execute(to).scalars())
 
     # Devices
 
@@ -396,8 +332,9 @@ class Store(Letters):
             if row is None or self._adds_tasks(connection, by.number, row.number, name):
                 _check_open(by.uses, by.used, by.ends_at, now)
                 self._check_rate(connection, by, now)
-                number = row.number if row is not None else _insert_device(connection, name, public_key, now)
-                connection.execute(admission.insert().values(invitation=by.number, device=number, at=now))
+                new = {"id": name, "public_key": public_key, "enrolled_at": now}
+                number = row.number if row is not None else insert(connection, device, **new)
+                insert(connection, admission, invitation=by.number, device=number, at=now)
                 connection.execute(
                     invitation.update().where(invitation.c.number == by.number).values(used=invitation.c.used + 1)
                 )
@@ -454,12 +391,7 @@ class Store(Letters):
         """`tasks_of` every device that is active, at once; equal sets are one object, for a crowd has few of them."""
         with self.reading() as connection:
             every = frozenset(connection.execute(sa.select(task.c.hash)).scalars())
-            named: dict[int, set[bytes]] = {}
-            pairs = sa.select(invitation_task.c.invitation, task.c.hash).join(
-                task, task.c.number == invitation_task.c.task
-            )
-            for number, hash_ in connection.execute(pairs):
-                named.setdefault(number, set()).add(hash_)
+            named = _tasks_named(connection)
             held = sa.select(device.c.id, admission.c.invitation).join(admission, admission.c.device == device.c.number)
             by: dict[str, frozenset[int]] = {}
             for name, number in connection.execute(held.where(device.c.public_key.is_not(None))):
@@ -539,9 +471,8 @@ class Store(Letters):
     def active_keys(self) -> dict[str, bytes]:
         """The public key of every device that may check in."""
         active = device.c.revoked_at.is_(None) & device.c.withdrawn_at.is_(None)
-        with self.reading() as connection:
-            rows = connection.execute(sa.select(device.c.id, device.c.public_key).where(active, IS_DEVICE))
-            return {row.id: row.public_key for row in rows}
+        rows = self.read(sa.select(device.c.id, device.c.public_key).where(active, IS_DEVICE))
+        return {row.id: row.public_key for row in rows}
 
     def _devices(self, condition: Any, limit: int) -> list[Device]:
         with self.reading() as connection:
@@ -552,10 +483,8 @@ class Store(Letters):
 
     def revoke(self, device_id: str, at: str) -> bool:
         """Take no check-in from this device any more; whether there is such a device. What it gave stays."""
-        with self.writing() as connection:
-            here = (device.c.id == device_id) & IS_DEVICE
-            first = sa.func.coalesce(device.c.revoked_at, utc(at))
-            return connection.execute(device.update().where(here).values(revoked_at=first)).rowcount > 0
+        first = sa.func.coalesce(device.c.revoked_at, utc(at))
+        return self.change(device.update().where(device.c.id == device_id, IS_DEVICE).values(revoked_at=first)) > 0
 
     def withdraw(self, device_id: str, at: str) -> bool:
         """Forget a device that leaves; whether there is such a device.
@@ -575,17 +504,9 @@ class Store(Letters):
             if salt is None:
                 salt = os.urandom(32)
                 connection.execute(setting.insert().values(name=SALT, value=salt))
-            connection.execute(
-                withdrawn.insert().values(
-                    hash=_salted(salt, device_id),
-                    statement=connection.execute(
-                        sa.select(journal.c.statement).where(
-                            journal.c.task == row.last_task, journal.c.index == row.last_index
-                        )
-                    ).scalar(),
-                    withdrawn_at=utc(at),
-                )
-            )
+            last = (journal.c.task == row.last_task) & (journal.c.index == row.last_index)
+            said = connection.execute(sa.select(journal.c.statement).where(last)).scalar()
+            insert(connection, withdrawn, hash=_salted(salt, device_id), statement=said, withdrawn_at=utc(at))
             mine = (journal.c.device == row.number) & journal.c.task.in_(sa.select(task.c.number))  # by the index
             connection.execute(journal.update().where(mine).values(statement=None))
             connection.execute(admission.update().where(admission.c.device == row.number).values(device=None))
@@ -597,7 +518,9 @@ class Store(Letters):
                 .where(device.c.number == row.number)
                 .values(public_key=None, enrolled_at=None, withdrawn_at=utc(at), last_task=None, last_index=None)
             )
-            if row.last_task is not None:
+            if row.last_task is not None and row.last_index not in self._spared(
+                connection.connection.cursor(), row.last_task
+            ):
                 oldest = sa.select(sa.func.min(snapshot.c.index)).where(snapshot.c.task == row.last_task)
                 connection.execute(
                     body.delete().where(
@@ -614,15 +537,12 @@ class Store(Letters):
         salt = self.setting(SALT)
         if salt is None:  # nobody has withdrawn
             return None
-        with self.reading() as connection:
-            here = withdrawn.c.hash == _salted(salt, device_id)
-            return connection.execute(sa.select(withdrawn.c.statement).where(here)).scalar()
+        return self.read_value(sa.select(withdrawn.c.statement).where(withdrawn.c.hash == _salted(salt, device_id)))
 
     # Settings
 
     def setting(self, name: str) -> bytes | None:
-        with self.reading() as connection:
-            return connection.execute(sa.select(setting.c.value).where(setting.c.name == name)).scalar()
+        return self.read_value(sa.select(setting.c.value).where(setting.c.name == name))
 
     def set_setting(self, name: str, value: bytes) -> None:
         with self.writing() as connection:
@@ -640,12 +560,10 @@ class Store(Letters):
                 connection.execute(operator.insert().values(name=name, password=password, created_at=utc(at)))
 
     def operator_password(self, name: str) -> str | None:
-        with self.reading() as connection:
-            return connection.execute(sa.select(operator.c.password).where(operator.c.name == name)).scalar()
+        return self.read_value(sa.select(operator.c.password).where(operator.c.name == name))
 
     def operators(self) -> list[str]:
-        with self.reading() as connection:
-            return list(connection.execute(sa.select(operator.c.name).order_by(operator.c.name)).scalars())
+        return [row.name for row in self.read(sa.select(operator.c.name).order_by(operator.c.name))]
 
     def open_session(self, opened: Session, at: str, known: str | None = None, renewed: str | None = None) -> bool:
         """Keep a session; those that ended are cleared away.
@@ -659,26 +577,17 @@ class Store(Letters):
                 if not connection.execute(operator.update().where(here).values(password=renewed or known)).rowcount:
                     return False
             connection.execute(session.delete().where(session.c.ends_at <= utc(at)))
-            connection.execute(
-                session.insert().values(
-                    token_hash=opened.token_hash,
-                    csrf=opened.csrf,
-                    operator=opened.operator,
-                    ends_at=utc(opened.ends_at),
-                )
-            )
+            connection.execute(session.insert().values(dataclasses.asdict(opened) | {"ends_at": utc(opened.ends_at)}))
         return True
 
     def session(self, token_hash: bytes, at: str) -> Session | None:
         """The session of this token, unless it has ended."""
         here = (session.c.token_hash == token_hash) & (session.c.ends_at > utc(at))
-        with self.reading() as connection:
-            row = connection.execute(sa.select(session).where(here)).first()
-        return None if row is None else Session(row.token_hash, row.csrf, row.operator, row.ends_at)
+        found = self.read(sa.select(session).where(here))
+        return Session(*found[0]) if found else None
 
     def close_session(self, token_hash: bytes) -> None:
-        with self.writing() as connection:
-            connection.execute(session.delete().where(session.c.token_hash == token_hash))
+        self.change(session.delete().where(session.c.token_hash == token_hash))
 
     # Events, for the portal
 
@@ -693,8 +602,7 @@ class Store(Letters):
         about = _TASK_OF_EVENT
         query = sa.select(event, about.c.hash).join(about, about.c.number == event.c.task, isouter=True)
         query = query.where(event.c.id > after).order_by(event.c.id.desc()).limit(limit)
-        with self.reading() as connection:
-            rows = connection.execute(query if task is None else query.where(about.c.hash == task)).all()
+        rows = self.read(query if task is None else query.where(about.c.hash == task))
         return [Event(row.id, row.kind, row.at, row.hash, row.detail) for row in rows]
 
     # Numbers
@@ -739,25 +647,27 @@ def read_devices(connection: Connection, rows: Sequence[Any]) -> list[Device]:
         labels.setdefault(number, []).append(label)
     return [
         Device(
-            row.id,
-            row.public_key,
-            row.enrolled_at,
-            row.revoked_at,
-            row.withdrawn_at,
-            tuple(labels.get(row.number, ())),
+            row.id, row.public_key, row.enrolled_at, row.revoked_at, row.withdrawn_at, tuple(labels.get(row.number, ()))
         )
         for row in rows
     ]
 
 
-def _insert_device(connection: Connection, name: str, public_key: bytes, now: str) -> int:
-    row = connection.execute(device.insert().values(id=name, public_key=public_key, enrolled_at=now))
-    (number,) = row.inserted_primary_key or (0,)
-    return int(number)
+def _tasks_named(connection: Connection) -> dict[int, list[bytes]]:
+    """By the number of each invitation, the tasks that it names; one that admits to every task is not there."""
+    pairs = sa.select(invitation_task.c.invitation, task.c.hash).join(task, task.c.number == invitation_task.c.task)
+    named: dict[int, list[bytes]] = {}
+    for number, hash_ in connection.execute(pairs.order_by(task.c.number)):
+        named.setdefault(number, []).append(hash_)
+    return named
 
 
 def _task(row: Any) -> StoredTask:
     return StoredTask(row.hash, row.name, row.canonical, row.state, row.created_at, row.changed_at, bool(row.closed))
+
+
+def _invitation(row: Any, to: Iterable[bytes]) -> Invitation:
+    return Invitation(row.code_hash, row.label, row.uses, row.used, row.rate, row.ends_at, row.created_at, tuple(to))
 
 
 def _salted(salt: bytes, name: str) -> bytes:

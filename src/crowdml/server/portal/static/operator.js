@@ -34,7 +34,7 @@ function choose(/** @type {HTMLFormElement} */ form) {
   for (const field of form.querySelectorAll("[data-when]")) {
     const { when, is } = /** @type {HTMLElement} */ (field).dataset;
     const choice = form.elements.namedItem(when ?? "");
-    /** @type {HTMLElement} */ (field).hidden = choice instanceof HTMLSelectElement && choice.value !== is;
+    /** @type {HTMLElement} */ (field).hidden = choice instanceof HTMLSelectElement && !is?.split(" ").includes(choice.value);
   }
 }
 

@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from crowdml.server.estimates import Estimate
 from crowdml.texts import number_text
+from crowdml.verdict import Verdict
 
 __all__ = ["LANGUAGES", "Words", "choose", "words"]
 
@@ -60,6 +61,15 @@ class Words:
         shown = found.clipped
         low, high = (self.percent(each, digits) for each in (shown.low, shown.high))
         return self("number.estimate", value=self.percent(shown.value), low=low, high=high)
+
+    def verdict(self, found: Verdict | None) -> Markup:
+        """What an accuracy is worth, for participants; empty where nobody knows it."""
+        if found is None:
+            return Markup()
+        known = {name: self.percent(value) for name, value in found.numbers}
+        name = "learned_majority" if found.level == "learned" and "majority" in known else found.level
+        helps = ["helps"] if found.is_poor else []
+        return Markup(" ").join(self(f"verdict.{each}", **known) for each in ("right", name, *helps))
 
     def moment(self, at: str, *, relative: bool = False) -> Markup:
         """A time as a <time> element: UTC, to the minute. `static/times.js` shows it in the reader's time zone.

@@ -5,22 +5,17 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from crowdml.storage.server.migrations import Number, create_table, guard
+
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
-
-Number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    op.create_table(
-        "setting",
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("value", sa.LargeBinary, nullable=False),
-        sqlite_strict=True,
+    create_table(
+        "setting", sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.LargeBinary, nullable=False)
     )
-    op.create_table(
+    create_table(
         "task",
         sa.Column("number", Number, primary_key=True),
         sa.Column("hash", sa.LargeBinary, nullable=False, unique=True),
@@ -30,9 +25,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Text, nullable=False),
         sa.Column("changed_at", sa.Text, nullable=False),
         sa.CheckConstraint("state in ('draft', 'running', 'paused', 'stopped')", name="task_state"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "device",
         sa.Column("number", Number, primary_key=True),
         sa.Column("id", sa.Text, nullable=False, unique=True),
@@ -42,9 +36,8 @@ def upgrade() -> None:
         sa.Column("withdrawn_at", sa.Text),
         sa.Column("last_task", Number),
         sa.Column("last_index", Number),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "journal",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("index", Number, nullable=False),
@@ -56,18 +49,16 @@ def upgrade() -> None:
         sa.Column("received_at", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("task", "index"),
         sa.UniqueConstraint("task", "device", "seq", name="journal_once"),
-        sqlite_strict=True,
         sqlite_with_rowid=False,
     )
-    op.create_table(
+    create_table(
         "body",
         sa.Column("task", Number, nullable=False),
         sa.Column("index", Number, nullable=False),
         sa.Column("signed", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("task", "index"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "latest",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("device", Number, sa.ForeignKey("device.number"), nullable=False),
@@ -75,10 +66,9 @@ def upgrade() -> None:
         sa.Column("index", Number, nullable=False),
         sa.Column("hash", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("task", "device"),
-        sqlite_strict=True,
         sqlite_with_rowid=False,
     )
-    op.create_table(
+    create_table(
         "snapshot",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("index", Number, nullable=False),
@@ -89,18 +79,16 @@ def upgrade() -> None:
         sa.Column("verified", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("task", "index"),
         sa.CheckConstraint("verified in (0, 1)", name="snapshot_verified"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "publication",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("version", Number, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("task", "version"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "invitation",
         sa.Column("number", Number, primary_key=True),
         sa.Column("code_hash", sa.LargeBinary, nullable=False, unique=True),
@@ -111,60 +99,58 @@ def upgrade() -> None:
         sa.Column("ends_at", sa.Text),
         sa.Column("created_at", sa.Text, nullable=False),
         sa.CheckConstraint("used >= 0 and used <= uses", name="invitation_uses"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "invitation_task",
         sa.Column("invitation", Number, sa.ForeignKey("invitation.number"), nullable=False),
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.PrimaryKeyConstraint("invitation", "task"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "admission",
         sa.Column("id", Number, primary_key=True),
         sa.Column("invitation", Number, sa.ForeignKey("invitation.number"), nullable=False),
         sa.Column("device", Number, sa.ForeignKey("device.number")),
         sa.Column("at", sa.Text, nullable=False),
         sa.UniqueConstraint("invitation", "device", name="admission_once"),
-        sqlite_strict=True,
     )
     op.create_index("admission_rate", "admission", ["invitation", "at"])
     op.create_index("admission_device", "admission", ["device"])
-    op.create_table(
+    create_table(
         "withdrawn",
         sa.Column("hash", sa.LargeBinary, primary_key=True),
         sa.Column("statement", sa.LargeBinary),
         sa.Column("withdrawn_at", sa.Text, nullable=False),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "operator",
         sa.Column("name", sa.Text, primary_key=True),
         sa.Column("password", sa.Text, nullable=False),
         sa.Column("created_at", sa.Text, nullable=False),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "session",
         sa.Column("token_hash", sa.LargeBinary, primary_key=True),
         sa.Column("csrf", sa.Text, nullable=False),
         sa.Column("operator", sa.Text, sa.ForeignKey("operator.name"), nullable=False),
         sa.Column("ends_at", sa.Text, nullable=False),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "event",
         sa.Column("id", Number, primary_key=True),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("at", sa.Text, nullable=False),
         sa.Column("task", Number, sa.ForeignKey("task.number")),
         sa.Column("detail", sa.Text, nullable=False),
-        sqlite_strict=True,
     )
     op.create_index("event_task", "event", ["task", "id"])
-    for statement in SQLITE_GUARDS if op.get_bind().dialect.name == "sqlite" else POSTGRESQL_GUARDS:
-        op.execute(sa.text(statement))
+    if op.get_bind().dialect.name != "sqlite":
+        op.execute(sa.text(REFUSE))
+    guard("journal_is_append_only", "update on journal", "a journal entry is never edited", when=CHANGED)
+    guard("journal_is_never_deleted", "delete on journal", "a journal entry is never deleted")
+    guard("body_is_never_edited", "update on body", "a body is never edited")
+    fixed = "update of number, hash, name, canonical, created_at on task"
+    guard("task_is_immutable", fixed, "a task is never edited")
 
 
 CHANGED = """
@@ -173,26 +159,5 @@ CHANGED = """
     or new.statement is not null
 """
 
-SQLITE_GUARDS = (
-    f"""create trigger journal_is_append_only before update on journal when {CHANGED}
-    begin select raise(abort, 'a journal entry is never edited'); end""",
-    """create trigger journal_is_never_deleted before delete on journal
-    begin select raise(abort, 'a journal entry is never deleted'); end""",
-    """create trigger body_is_never_edited before update on body
-    begin select raise(abort, 'a body is never edited'); end""",
-    """create trigger task_is_immutable before update of number, hash, name, canonical, created_at on task
-    begin select raise(abort, 'a task is never edited'); end""",
-)
-
-POSTGRESQL_GUARDS = (
-    """create function crowdml_refuse() returns trigger language plpgsql as
-    $$ begin raise exception '%', tg_argv[0] using errcode = 'integrity_constraint_violation'; end $$""",
-    f"""create trigger journal_is_append_only before update on journal for each row when ({CHANGED})
-    execute function crowdml_refuse('a journal entry is never edited')""",
-    """create trigger journal_is_never_deleted before delete on journal for each row
-    execute function crowdml_refuse('a journal entry is never deleted')""",
-    """create trigger body_is_never_edited before update on body for each row
-    execute function crowdml_refuse('a body is never edited')""",
-    """create trigger task_is_immutable before update of number, hash, name, canonical, created_at on task for each row
-    execute function crowdml_refuse('a task is never edited')""",
-)
+REFUSE = """create function crowdml_refuse() returns trigger language plpgsql as
+    $$ begin raise exception '%', tg_argv[0] using errcode = 'integrity_constraint_violation'; end $$"""

@@ -5,22 +5,19 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from crowdml.storage.server.migrations import Number, create_table
+
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
-
-Number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
     op.add_column("task", sa.Column("closed", sa.Integer, nullable=False, server_default="0"))
-    op.create_table(
+    create_table(
         "point",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("index", Number, nullable=False),
         sa.Column("at", sa.Text, nullable=False),
         sa.Column("figures", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("task", "index"),
-        sqlite_strict=True,
     )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from crowdml.storage.server.migrations import Number, create_table
+
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
-
-Number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "round",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("number", Number, nullable=False),
@@ -34,9 +32,8 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text),
         sa.Column("publication", sa.LargeBinary),
         sa.PrimaryKeyConstraint("task", "number"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "round_message",
         sa.Column("task", Number, nullable=False),
         sa.Column("round", Number, nullable=False),
@@ -45,21 +42,18 @@ def upgrade() -> None:
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("index", Number),
         sa.PrimaryKeyConstraint("task", "round", "device", "kind"),
-        sqlite_strict=True,
     )
     op.create_index("round_message_index", "round_message", ["task", "round", "index"])
-    op.create_table(
+    create_table(
         "round_sum",
         sa.Column("task", Number, nullable=False),
         sa.Column("round", Number, nullable=False),
         sa.Column("folded", Number, nullable=False),
         sa.Column("sum", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("task", "round"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "statement",
         sa.Column("device", Number, sa.ForeignKey("device.number"), primary_key=True),
         sa.Column("signed", sa.LargeBinary, nullable=False),
-        sqlite_strict=True,
     )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from crowdml.storage.server.migrations import Number, create_table
+
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
-
-Number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "place",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("place", Number, nullable=False),
@@ -24,9 +22,8 @@ def upgrade() -> None:
         sa.Column("last_at", sa.Text),
         sa.PrimaryKeyConstraint("task", "place"),
         sa.UniqueConstraint("task", "device", name="place_once"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "letter",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("index", Number, nullable=False),
@@ -34,6 +31,5 @@ def upgrade() -> None:
         sa.Column("device", Number, sa.ForeignKey("device.number"), nullable=False),
         sa.Column("signed", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("task", "index"),
-        sqlite_strict=True,
     )
     op.create_index("letter_place", "letter", ["task", "place", "index"])

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from crowdml.storage.server.migrations import Number, create_table, guard
+
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
-
-Number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "validation_rows",
         sa.Column("number", Number, primary_key=True),
         sa.Column("hash", sa.LargeBinary, nullable=False, unique=True),
@@ -23,9 +21,8 @@ def upgrade() -> None:
         sa.Column("dimension", Number, nullable=False),
         sa.Column("data", sa.LargeBinary),
         sa.CheckConstraint("kind in ('public', 'charged')", name="validation_kind"),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "validation",
         sa.Column("task", Number, sa.ForeignKey("task.number"), primary_key=True),
         sa.Column("rows", Number, sa.ForeignKey("validation_rows.number"), nullable=False),
@@ -35,9 +32,8 @@ def upgrade() -> None:
         sa.Column("every", Number, nullable=False),
         sa.Column("attached_at", sa.Text, nullable=False),
         sa.Column("halted", sa.Text),
-        sqlite_strict=True,
     )
-    op.create_table(
+    create_table(
         "look",
         sa.Column("task", Number, sa.ForeignKey("task.number"), nullable=False),
         sa.Column("rows", Number, sa.ForeignKey("validation_rows.number"), nullable=False),
@@ -47,23 +43,7 @@ def upgrade() -> None:
         sa.Column("step", sa.Text, nullable=False),
         sa.Column("loss", sa.Text),
         sa.PrimaryKeyConstraint("task", "rows", "version"),
-        sqlite_strict=True,
     )
     op.create_index("look_rows", "look", ["rows"])
-    for statement in SQLITE_GUARDS if op.get_bind().dialect.name == "sqlite" else POSTGRESQL_GUARDS:
-        op.execute(sa.text(statement))
-
-
-SQLITE_GUARDS = (
-    """create trigger look_is_never_edited before update on look
-    begin select raise(abort, 'a charge is never edited'); end""",
-    """create trigger look_is_never_deleted before delete on look
-    begin select raise(abort, 'a charge is never deleted'); end""",
-)
-
-POSTGRESQL_GUARDS = (
-    """create trigger look_is_never_edited before update on look for each row
-    execute function crowdml_refuse('a charge is never edited')""",
-    """create trigger look_is_never_deleted before delete on look for each row
-    execute function crowdml_refuse('a charge is never deleted')""",
-)
+    guard("look_is_never_edited", "update on look", "a charge is never edited")
+    guard("look_is_never_deleted", "delete on look", "a charge is never deleted")

@@ -20,8 +20,6 @@ from crowdml.storage.server.row_hashes import KEY, counted, hash_rows, patterns
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 FILES = (".csv", ".npz")
 """What the name of a file ends in: rows of anything else came from a data set."""

@@ -1,0 +1,1 @@
+"""Two protocols in one file each, as a package of their own."""

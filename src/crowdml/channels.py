@@ -1,0 +1,310 @@
+"""Channels: how the server hears of what devices give. A protocol declares one contribution, and all channels carry it.
+
+- ONE_BY_ONE: the server hears each check-in as it comes.
+- SUMMED: devices meet in cohorts, check in under masks, and the server hears a cohort's total (`[masking]`).
+- GATHERED: uploads wait until a round closes, and the server hears all of them at once. Under masks cohorts' totals do.
+  A task with `protocol.combine` gathers, and a robust rule makes one total of the round.
+- RELAYED: the server counts what devices say to it, and passes on to their peers what they say to them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar, get_type_hints
+from typing import Protocol as Interface
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers, namespace
+from crowdml.errors import LeakError, ProtocolError, TaskError
+from crowdml.messages import Public, message, releases_of, total
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.private import Masked, Private, Release
+from crowdml.records import record
+from crowdml.robust import Combine, block_width, bucket_ranks, combine_blocks
+from crowdml.settings import read_section
+from crowdml.task import Task
+
+__all__ = [
+    "NUMBER",
+    "Channel",
+    "Field",
+    "Gathered",
+    "Gathering",
+    "Stacked",
+    "Uploads",
+    "combined",
+    "combining",
+    "contribution",
+    "default_channel",
+    "fields_heard",
+    "heard_by",
+    "let_out",
+    "rows_in",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Channel(enum.Enum):
+    """How the server hears of contributions."""
+
+    ONE_BY_ONE = "one by one"
+    SUMMED = "summed"
+    GATHERED = "gathered"
+    RELAYED = "relayed"
+
+
+def default_channel(task: Task) -> Channel:
+    """GATHERED where a robust rule combines uploads; else SUMMED under masks and ONE_BY_ONE without."""
+    if combining(task) is not None:
+        return Channel.GATHERED
+    return Channel.ONE_BY_ONE if task.masking is None else Channel.SUMMED
+
+
+@lru_cache(maxsize=256)
+def combining(task: Task) -> Combine | None:
+    """The robust rule by which the task combines its rounds, `protocol.combine`; None where it names none."""
+    found = task.protocol.get("combine")
+    return None if found is None else read_section(Combine, found, "protocol.combine")
+
+
+# --- one contribution, and its messages ---
+
+
+def contribution(alone: str | None, *, masked: str | None = None, total: str | None = None) -> Callable[[type[T]], Any]:
+    """Declare what one device gives in a check-in: a message of kind `alone`, with its forms for the other channels.
+
+    The class declares the message of one device. Its `Release` fields are its rows: `masked` is the kind in which they
+    leave under masks, `total` the kind in which the server hears them summed over a cohort, with `devices` (the
+    survivors) and the `version` of the publication that the cohort used. Both messages become attributes of the class,
+    and so does `devices = 1`, so that one handler hears one device and a cohort alike. Where `alone` is None, rows
+    leave under masks alone.
+    """
+
+    if (masked is None) != (total is None):
+        lacks, given = ("total", masked) if total is None else ("masked", total)
+        raise ProtocolError(
+            f"a contribution has {given!r} and no `{lacks}`: name both kinds, `masked` of what one device says under "
+            "masks and `total` of their sum, or neither."
+        )
+
+    def decorate(cls: type[T]) -> Any:
+        declared = get_type_hints(cls, include_extras=True)
+        made: Any = cls if alone is None else message(alone)(cls)
+        made.rows, made.devices, made.masked, made.total = releases_of(declared), 1, None, None
+        if masked is not None and total is not None:
+            counted = {"devices": Public[Integers], "version": Public[Integers]}
+            if not made.rows or counted.keys() & made.rows:
+                raise LeakError(
+                    f"{cls.__name__} leaves under masks, so it needs a row of its own (Release[...]); `devices` and "
+                    "`version` are taken: a cohort's total adds them."
+                )
+            made.masked = _derived(cls, "Masked", masked, _as(Masked[Integers], made.rows))
+            made.total = _derived(cls, "Total", total, _as(Release[Integers], made.rows) | counted)
+        return made
+
+    return decorate
+
+
+def _as(hint: Any, rows: Mapping[str, bool]) -> dict[str, Any]:
+    return {name: hint | None if optional else hint for name, optional in rows.items()}
+
+
+def _derived(cls: type, form: str, kind: str, fields: Mapping[str, Any]) -> Any:
+    """A message with the rows of a contribution in another form."""
+    doc = {"Masked": "What one device says under masks.", "Total": "What the server hears of a cohort."}[form]
+    body = {"__annotations__": dict(fields), "__module__": cls.__module__, "__doc__": f"{doc} See `{cls.__name__}`."}
+    return message(kind)(type(f"{cls.__name__}{form}", (), body))
+
+
+def let_out(made: Any, task: Task, ctx: Any, rows: Mapping[str, Private[Any]], **public: Any) -> Any:
+    """The message in which a device gives these rows: let out for anyone to see, or under masks.
+
+    A row of the contribution that is not given is None. `public` are the other fields of the message of one device.
+    """
+    let = ctx.release if task.masking is None else ctx.masked
+    given = {**dict.fromkeys(made.rows), **{name: let(name, private) for name, private in rows.items()}}
+    return made(**given, **public) if task.masking is None else made.masked(**given)
+
+
+def heard_by(made: Any, handler: Any, rows: Collection[str] | None = None) -> dict[type, Any]:
+    """One server handler for a check-in of one device, for a cohort's total, and for a round that a rule combined.
+
+    `rows` are those that a rule combines, without them all. The others add up.
+    """
+    kinds = [made] if hasattr(made, "kind") else []
+    if made.total is None:
+        return dict.fromkeys(kinds, handler)
+
+    def close(task: Task, state: Any, event: Gathered, ctx: Any) -> Any:
+        return handler(task, state, combined(made, task, event, rows), ctx)
+
+    return {**dict.fromkeys([*kinds, made.total], handler), Gathered: close}
+
+
+def combined(made: Any, task: Task, event: Gathered, rows: Collection[str] | None = None) -> Any:
+    """A closed round as one total, by the rule of `protocol.combine`: as many times what the rule makes of the means
+    of its uploads as there are devices in them."""
+    by, uploads = combining(task), event.uploads
+    if by is None:
+        raise ProtocolError("a round was closed, and protocol.combine does not say by which rule it is combined.")
+    devices = uploads.devices
+    xp, ranks = namespace(devices), bucket_ranks(event.round, uploads.count) if by.before == "bucketing" else None
+    sums: dict[str, Array] = {}
+    for row in uploads.rows:
+        if rows is not None and row not in rows:
+            sums[row] = sum(each.sum(0) for each in uploads.blocks(row))
+            continue
+        found = combine_blocks(lambda row=row: _means(uploads, row), uploads.count, by, ranks) * devices.sum()
+        whole = xp is np and next(uploads.blocks(row, 1)).dtype.kind in "iu"
+        sums[row] = np.rint(found).astype(np.int64) if whole else found
+    return total(made.total.kind, sums, devices=devices.sum().astype(xp.int32), version=event.round)
+
+
+def _means(uploads: Uploads, row: str) -> Iterator[Array]:
+    """A row of all uploads for one device of each, some columns after the others."""
+    for _, some in uploads.columns(row, block_width(uploads.count)):
+        xp = namespace(some)
+        yield some / uploads.devices[:, None].astype(np.float64 if xp is np else xp.float32)
+
+
+# --- what a message may hold ---
+
+
+@record
+class Field:
+    """What a message's array must look like: NumPy's little-endian name of its type, its shape, its least and most."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: int
+    high: int
+
+
+NUMBER = Field("<i4", (), 0, 2**31 - 1)
+"""A count, or a version."""
+
+
+def fields_heard(
+    made: Any,
+    task: Task,
+    table: Mapping[str, Mechanism],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    **public: Field,
+) -> dict[str, dict[str, Field]]:
+    """What the server may hear of a contribution: its kind on the task's channel, and the range of each field.
+
+    `shapes` are those of the rows of one device, `public` its other fields. Noise beyond a row's reach has a chance
+    below 2^-64, so no honest device is refused; an honest sum leaves its own reach once in 10^9 entries.
+    """
+    bare = next((name for name, row in table.items() if row.law is None), None)
+    if bare is not None:
+        what = f"row {bare!r} has no noise" if task.masking is None else "a sum without noise or masks"
+        raise TaskError(f"{what}: the simulator runs such a task, a server does not.")
+    if task.masking is None:
+        rows = {name: Field("<i4", (shapes or {})[name], *row.reach) for name, row in table.items()}
+        return {made.kind: {**public, **rows}}
+    cohort, devices = task.masking.cohort, Field("<i4", (), task.masking.minimum, task.masking.cohort)
+    return {made.total.kind: {"version": NUMBER, "devices": devices, **_summed(table, cohort)}}
+
+
+def _summed(table: Mapping[str, Any], cohort: int) -> dict[str, Field]:
+    far = {name: row.reach_of_sum(cohort) for name, row in table.items()}
+    return {name: Field("<i8", (row.length,), -far[name], far[name]) for name, row in table.items()}
+
+
+# --- a closed round of uploads ---
+
+
+@record
+class Gathering:
+    """When a round of uploads closes: `size` of them are in, or at least `minimum` after `seconds`."""
+
+    size: int
+    minimum: int = 1
+    seconds: float | None = None
+    """None: a round closes by number alone."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.size:
+            raise TaskError(f"a round closes with {self.minimum} to {self.size} uploads: at least 1, in this order.")
+        if self.seconds is not None and not 0 < self.seconds <= 315_360_000:  # ten years
+            raise TaskError(f"a round closes after {self.seconds:g} s: above 0 and at most ten years, or none.")
+
+
+class Uploads(Interface):
+    """The uploads of a closed round, in the order in which they came. Read them in blocks where they are many."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def rows(self) -> Collection[str]:
+        """The rows that they have."""
+        ...
+
+    @property
+    def devices(self) -> Integers:
+        """[M]: how many devices are in each: 1, or the survivors of a cohort."""
+        ...
+
+    def array(self, row: str) -> Array:
+        """[M, ...]: a row of all uploads at once."""
+        ...
+
+    def blocks(self, row: str, size: int = 256) -> Iterator[Array]:
+        """[m, ...]: the same, `size` uploads after another."""
+        ...
+
+    def columns(self, row: str, width: int = 65_536) -> Iterator[tuple[slice, Array]]:
+        """Where they stand, and [M, width] of them: all uploads, some entries of the flat row after the others."""
+        ...
+
+
+@record
+class Gathered:
+    """A round of a gathered task is closed: number `round`, with its uploads in the order of the journal."""
+
+    round: int | Integers
+    uploads: Uploads
+
+
+@record
+class Stacked:
+    """Uploads that are all in memory: what simulators give. Each row is [M, ...]."""
+
+    rows: Mapping[str, Array]
+    devices: Integers
+
+    @property
+    def count(self) -> int:
+        return len(self.devices)
+
+    def array(self, row: str) -> Array:
+        return self.rows[row]
+
+    def blocks(self, row: str, size: int = 256) -> Iterator[Array]:
+        for start in range(0, self.count, size):
+            yield self.rows[row][start : start + size]
+
+    def columns(self, row: str, width: int = 65_536) -> Iterator[tuple[slice, Array]]:
+        flat = self.rows[row].reshape(self.count, -1)
+        for start in range(0, flat.shape[1], width):
+            those = slice(start, min(start + width, flat.shape[1]))
+            yield those, flat[:, those]
+
+
+def rows_in(message: Any) -> tuple[str, ...]:
+    """The rows that a message has: a task may leave some out."""
+    declared = releases_of(get_type_hints(type(message), include_extras=True))
+    return tuple(name for name in declared if getattr(message, name) is not None)
+
+
+def stacked(messages: Sequence[Any]) -> Stacked:
+    """The uploads of these messages, as they were received."""
+    there = rows_in(messages[0])
+    xp = namespace(*(getattr(messages[0], name).value for name in there))
+    arrays = {name: xp.stack([getattr(each, name).value for each in messages]) for name in there}
+    return Stacked(arrays, np.asarray([int(each.devices) for each in messages], np.int32))

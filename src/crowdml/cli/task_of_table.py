@@ -1,0 +1,280 @@
+"""`crowdml task new --data FILE`: a task that fits a table, with every choice explained in a comment.
+
+What must be public before a study starts (bounds of the columns, names of the classes) is named by whoever writes the
+task, or read from public rows. Where it is read from the table itself, the file says that no epsilon covers it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from crowdml.datasets.tables import Columns, Table
+from crowdml.errors import DataError, TaskError
+from crowdml.features import bounds_of
+from crowdml.shape import Shape
+from crowdml.suggest import fits, fitting_delta, prefers_masks, suggest
+from crowdml.task import Task, TaskBudget, parse
+from crowdml.texts import count_text, did_you_mean, number_text, one_line
+
+MOST_MOMENTS = 500
+"""Features up to which `gram` is the first choice: it sends the square of their number."""
+UNCOVERED = "no ε covers what they tell about its rows. Name others with --bounds, or public rows with --public."
+
+
+Ends = tuple[Fraction, Fraction]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A task, the text of its file, and what is told besides."""
+
+    task: Task
+    text: str
+    notes: tuple[str, ...]
+
+
+def task_of_table(
+    path: str,
+    columns: Columns,
+    *,
+    name: str,
+    bounds: str | None,
+    protocol: str | None,
+    epsilon: float,
+    delta: float | None = None,
+    devices: int | None,
+    masked: bool | None = None,
+) -> Written:
+    """A task for the table at this path. masked: the server hears sums alone; None: by the number of devices."""
+    table = columns.table(path)
+    found = PublicFacts.of(table, columns.public, bounds)
+    shape = Shape(len(table.names), len(found.classes) or None, *table.crowd(devices, columns.test))
+    chosen = protocol or _protocol(shape, masked)
+    if masked is None:
+        masked = prefers_masks(chosen, shape)
+    elif not masked and (reason := fits(chosen, shape, False)) is not None:
+        raise TaskError(f"--alone: {reason} Say --masked, or name another --protocol.")
+    task = suggest(
+        shape,
+        protocol=chosen,
+        epsilon=epsilon,
+        delta=fitting_delta(table.kept(columns.test), delta),
+        masked=masked,
+        names=found.classes or None,
+        low=found.low,
+        high=found.high,
+        ends=found.ends,
+        name=name,
+    )
+    budget = TaskBudget(Fraction(str(epsilon)), shape.held)
+    task = task.with_(privacy=replace(task.privacy, budget=budget))
+    why = _reasons(table, found, shape, task, protocol is not None)
+    notes = (*table.notes, *found.notes)
+    head = f"A task for {Path(path).name}, written by `crowdml task new`. Change what you like."
+    text = _toml(task, why, [head, *notes])
+    if parse(text) != task:
+        raise TaskError(f"{path}: the task that fits it cannot be written as a file. Please report this.")
+    return Written(task, text, notes)
+
+
+# --- what is public ---
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """What a task says about samples before the first one is seen, and where it was taken from."""
+
+    low: tuple[Fraction, ...]
+    high: tuple[Fraction, ...]
+    classes: tuple[str, ...]
+    ends: Ends | None
+    """The bounds of labels that are numbers."""
+    source: str
+    classes_source: str
+    notes: tuple[str, ...]
+    """What no epsilon covers."""
+
+    @classmethod
+    def of(cls, table: Table, public: str | None, bounds: str | None) -> PublicFacts:
+        """Those that `--bounds` names, else those of the file with public rows, else those of the table itself."""
+        other = None if public is None else table.like(public)
+        notes: list[str] = []
+        classes, from_rows = table.classes, f"the names in column {table.label!r}"
+        if other is not None and set(table.classes) <= set(other.classes):
+            classes, from_rows = other.classes, f"the names in {other.path}"
+        elif classes:
+            notes.append(
+                f"The names of the classes were read from column {table.label!r} of the table: they become public."
+            )
+        rows = other or table
+        ends: Ends | None = None
+        if bounds is not None:
+            low, high, ends = given_bounds(table, bounds)
+            source = f"named with --bounds {bounds}"
+        else:
+            low, high = bounds_of(rows.x)
+            source = f"the smallest and largest values in {rows.path}"
+            if other is None:
+                notes.append(f"The bounds of the columns are the smallest and largest values in the table: {UNCOVERED}")
+        if table.kind == "class":
+            ends = None
+        elif ends is None:
+            (least,), (largest,) = bounds_of(rows.y[:, None])
+            ends = least, largest
+            if other is None:
+                notes.append(f"The bounds of the labels are the smallest and largest label in the table: {UNCOVERED}")
+        return cls(low, high, classes, ends, source, from_rows, tuple(notes))
+
+
+def given_bounds(table: Table, bounds: str) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...], Ends | None]:
+    """The bounds that somebody names: `LOW,HIGH` for all columns, or a CSV file with lines of column, low and high.
+
+    The third value is those of the labels, where the file has a line for their column.
+    """
+    if not bounds.lower().endswith(".csv"):
+        low, high = _pair(bounds.split(","), f"--bounds {bounds}")
+        return (low,) * len(table.names), (high,) * len(table.names), None
+    try:
+        with Path(bounds).open(encoding="utf-8", newline="") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"--bounds {bounds} cannot be read: {error}. Write lines of column,low,high.") from None
+    found: dict[str, tuple[Fraction, Fraction]] = {}
+    for number, line in enumerate(lines, 1):
+        if number == 1 and [each.strip().lower() for each in line[1:]] == ["low", "high"]:
+            continue
+        where = f"{bounds}, line {number}"
+        if len(line) != 3:
+            raise DataError(f"{where} has {count_text(len(line), 'field')}: write column,low,high.")
+        known = (*table.names, table.label)
+        if line[0].strip() not in known:
+            near = did_you_mean(line[0].strip(), known)
+            raise DataError(f"{where}: {table.path} has no column {line[0].strip()!r}.{near} Write column,low,high.")
+        found[line[0].strip()] = _pair(line[1:], where)
+    missing = next((name for name in table.names if name not in found), None)
+    if missing is not None:
+        raise DataError(f"--bounds {bounds} says nothing of column {missing!r}. Add a line for it: column,low,high.")
+    ends = [found[name] for name in table.names]
+    return tuple(low for low, _ in ends), tuple(high for _, high in ends), found.get(table.label)
+
+
+def _pair(fields: list[str], where: str) -> tuple[Fraction, Fraction]:
+    from crowdml.exact import read_exact
+
+    try:
+        low, high = (read_exact(each.strip()) for each in fields)
+    except ValueError:
+        raise DataError(f"{where}: name two numbers, the lower bound first, such as 0,100, or a file.") from None
+    if low > high:
+        raise DataError(f"{where}: the lower bound {float(low):g} is above the upper bound {float(high):g}. Swap them.")
+    return low, high
+
+
+def _protocol(shape: Shape, masked: bool | None) -> str:
+    """The first choice for a crowd of this shape; `crowdml compare` tries all of them."""
+    if masked is not False and shape.features <= MOST_MOMENTS and prefers_masks("gram", shape):
+        return "gram"
+    return "sgd"
+
+
+# --- the file ---
+
+
+def _reasons(table: Table, found: PublicFacts, shape: Shape, task: Task, named: bool) -> dict[str, str]:
+    """A comment for each key that was chosen."""
+    listed = ", ".join(map(one_line, table.names[:6])) + (", ..." if len(table.names) > 6 else "")
+    uses = task.privacy.uses
+    crowd = f"{count_text(shape.devices, 'device')} with {count_text(shape.held, 'row')} each"
+    first = "as you said" if named else f"a first choice for {crowd}; `crowdml compare` tries the others"
+    return {
+        "features.dimension": f"one for each feature: {listed}",
+        "features.low": f"public bounds, {found.source}; a device scales each column to [-1, 1] by them",
+        "features.norm": "every row lies in this ball, and the noise is made for it",
+        "labels.classes": f"public: {found.classes_source}",
+        "labels.low": "public bounds of the labels; a device clips a label to them and scales it to [-1, 1]",
+        "model.kind": "the server solves for it" if task.model["kind"] == "ridge" else "few weights need little noise",
+        "model.bias": "an intercept",
+        "protocol.kind": first,
+        "protocol.batch": f"samples of a check-in: {crowd}",
+        "protocol.step": "by a public rule from the size of the crowd and the price",
+        "privacy.mechanism": f"each device adds {'a share' if task.masking else 'all'} of the noise",
+        "privacy.epsilon": f"what a sample pays in all, in {count_text(uses, 'use')}, at delta",
+        "privacy.uses": "how many check-ins a sample serves: the price above is for all of them",
+        "privacy.budget": "a device gives no more than this",
+        "masking.cohort": "the server hears sums of so many devices, and no device's own message",
+        "masking.minimum": "the fewest that must stay to the end of a round",
+        "masking.colluders": "so many of them may work with the server",
+    }  # fmt: skip
+
+
+class _Written(str):
+    """A number as the published task writes it."""
+
+    __slots__ = ()
+
+
+def _toml(task: Task, why: Mapping[str, str], head: list[str]) -> str:
+    """The task as a file: keys at their defaults are left out."""
+    plain: dict[str, Any] = json.loads(task.canonical, parse_float=_Written)
+    lines = [f"# {line}" for said in head for line in textwrap.wrap(said, 116)]
+    lines += [
+        f'name = "{task.name}"',
+        '# title = "..."',
+        '# purpose = "..."    # why it is learned: participants read it before they join',
+    ]
+    lines.append('# collects = "..."   # what their devices sense')
+    for section in ("features", "labels", "model", "protocol", "privacy", "masking"):
+        table = {key: value for key, value in plain.get(section, {}).items() if not _is_default(section, key, value)}
+        if not table:
+            continue
+        lines += ["", f"[{section}]"]
+        for key in sorted(table, key=lambda each: _ORDER.index(each) if each in _ORDER else len(_ORDER)):
+            if reason := why.get(f"{section}.{key}"):
+                lines += [f"# {line}" for line in textwrap.wrap(reason, 116)]
+            lines.append(f"{key} = {_value(table[key])}")
+    return "\n".join(lines) + "\n"
+
+
+_ORDER = ["kind", "dimension", "mechanism", "cohort", "low", "high", "epsilon", "minimum", "batch", "uses", "delta"]
+"""Keys that come first in their table."""
+
+
+def _is_default(section: str, key: str, value: Any) -> bool:
+    usual = {
+        "features": {"kind": "vector"},
+        "labels": {"kind": "class", "bound": "1.0", "classes": []},
+        "privacy": {"unit": "sample"},
+    }
+    return value is None or usual.get(section, {}).get(key, "\0") == value
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, _Written):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items() if inner is not None) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def task_name(path: str) -> str:
+    """The name of a task, from the file that it is written to."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(path).stem).strip("-") or "own"
+
+
+def summary(written: Written) -> str:
+    """What was chosen, in a line."""
+    task = written.task
+    masked = ", under masks" if task.masking is not None else ""
+    whole = task.privacy.budget.epsilon if task.privacy.budget is not None else 0
+    delta = number_text(task.privacy.delta)
+    return f"{task.protocol['kind']}{masked}, ε = {number_text(float(whole))} for a sample at δ = {delta}"
