@@ -12,6 +12,7 @@ Stdout carries one JSON object, everything else goes to stderr; the exit code is
 from __future__ import annotations
 
 import compileall
+import faulthandler
 import json
 import os
 import queue
@@ -34,12 +35,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src" / "crowdml"
 PROCESSES = int(os.environ.get("CROWDML_MUTANT_PROCESSES", "2"))
 LONGEST = 240  # seconds that one test may take
+TRIES = 2  # a test without an answer has shown nothing: it is asked again, in a process of its own
 SLOW_TO_IMPORT = [
     *["pytest", "hypothesis.strategies", "schemathesis.pytest.plugin", "numpy", "scipy.stats", "mpmath", "msgpack"],
     *["sqlalchemy", "alembic.command", "starlette.applications", "uvicorn", "cryptography.hazmat.primitives.hashes"],
 ]
 NOT_THE_COPY = 70
 WORKERS = get_context("forkserver")
+NO_ANSWER = -1
 PASSED, FAILED = 0, 1  # pytest's exit codes; others say that no test was run to its end
 
 
@@ -70,7 +73,15 @@ class Copy:
             path.write_text(healthy, encoding="utf-8")
 
     def test(self, *tests: str) -> tuple[int, str]:
-        """pytest's exit code and its last words, from a process of its own."""
+        """pytest's exit code and its last words, from a process of its own; once more where none comes."""
+        for _ in range(TRIES):
+            code, words = self._asked(*tests)
+            if code != NO_ANSWER:
+                return code, words
+            say(f"No answer within {LONGEST} s by {', '.join(tests)}; it stood here:\n{words}")
+        return NO_ANSWER, f"no answer within {LONGEST} s, {TRIES} times"
+
+    def _asked(self, *tests: str) -> tuple[int, str]:
         words = self.folder / "words.txt"
         process = WORKERS.Process(target=run_tests, args=(str(self.folder), tests, str(words)))
         process.start()
@@ -78,9 +89,13 @@ class Copy:
         if process.exitcode is None:
             process.kill()
             process.join()
-            return -1, f"no answer within {LONGEST} s"
-        said = words.read_text(encoding="utf-8", errors="replace") if words.exists() else ""
-        return process.exitcode, "\n".join(said.strip().splitlines()[-8:])
+            return NO_ANSWER, _end_of(words, lines=60)
+        return process.exitcode, _end_of(words, lines=8)
+
+
+def _end_of(words: Path, *, lines: int) -> str:
+    said = words.read_text(encoding="utf-8", errors="replace") if words.exists() else ""
+    return "\n".join(said.strip().splitlines()[-lines:])
 
 
 def run_tests(folder: str, tests: tuple[str, ...], words: str) -> None:
@@ -88,6 +103,7 @@ def run_tests(folder: str, tests: tuple[str, ...], words: str) -> None:
     with open(words, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.dump_traceback_later(LONGEST - 10)  # where it stands, should it hang
     if any(name.split(".")[0] == "crowdml" for name in sys.modules):
         raise SystemExit(NOT_THE_COPY)
     os.chdir(ROOT)
