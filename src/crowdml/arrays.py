@@ -57,11 +57,13 @@ def compiled_for_cpu(values: Array) -> bool:
 
 
 def gains_by_factors(rows: int, width: int, like: Array) -> bool:
-    """Whether what is computed from products of so many rows is faster by their factors: where a CPU compiles it.
+    """Whether what is computed from products of so many rows is faster by their factors: where it is compiled.
 
-    Fewer than eight rows, and wide ones, are taken as products: nothing is gained there.
+    On a CPU nothing is gained with fewer than eight rows. Wide rows are taken as products everywhere.
     """
-    return rows >= 8 and width <= 64 and compiled_for_cpu(like)
+    if namespace(like) is np or width > 64:
+        return False
+    return rows >= 8 or not compiled_for_cpu(like)
 
 
 def computed_once(values: Array) -> Array:
@@ -72,7 +74,8 @@ def computed_once(values: Array) -> Array:
     identity, which is exact.
     """
     rows, width = values.shape
-    return values @ np.eye(width, dtype=values.dtype) if gains_by_factors(rows, width, values) else values
+    gains = compiled_for_cpu(values) and gains_by_factors(rows, width, values)
+    return values @ np.eye(width, dtype=values.dtype) if gains else values
 
 
 @overload

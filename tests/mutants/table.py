@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a contribution by its factors that is not clipped",
         "privacy/grid.py Grid._sum_of_outer",
-        "clip / xp.maximum(size, clip) * unit",
+        "most / xp.maximum(size, most) * unit",
         "xp.ones_like(size) * unit",
         "tests/privacy/test_grid.py::test_a_row_by_its_factors_is_shortened_to_the_clip_and_not_dropped[l1-jax]",
     ),
@@ -481,6 +481,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "right",
         "tests/privacy/test_grid.py::"
         "test_a_row_by_its_factors_that_only_floats_hold_for_short_enough_counts_as_zero[jax]",
+    ),
+    Mutant(
+        "grid: an accelerator takes narrow rows to the clip itself",
+        "privacy/grid.py Grid._sum_of_outer",
+        "clip * (1 - SHORTER)",
+        "clip",
+        "tests/privacy/test_grid.py::test_an_accelerator_takes_narrow_rows_to_a_clip_that_no_rounding_leaves[2-l2]",
     ),
     Mutant(
         "a row with a factor that is not finite is added up",

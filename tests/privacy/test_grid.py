@@ -267,6 +267,23 @@ def test_a_row_by_its_factors_that_only_floats_hold_for_short_enough_counts_as_z
     assert np.linalg.norm(found.ravel()) <= 8193
 
 
+@EACH
+@pytest.mark.parametrize("width", [2, 60, 1990])
+def test_an_accelerator_takes_narrow_rows_to_a_clip_that_no_rounding_leaves(norm, width, monkeypatch):
+    rng, clip = np.random.default_rng(width), 30_000
+    left, right = rng.uniform(0.5, 1, (400, width)).astype(np.float32), np.ones((400, 8), np.float32)
+    left[:200] /= np.linalg.norm(left[:200], NORMS[norm], axis=1)[:, None] * np.linalg.norm(right[0], NORMS[norm])
+    left[:200] *= clip / 2**15 * (1 + rng.uniform(-2e-7, 2e-7, (200, 1))).astype(np.float32)  # at the clip
+    monkeypatch.setattr("crowdml.privacy.grid.compiled_for_cpu", lambda values: False)
+    alone = jax.jit(jax.vmap(lambda a, b: Grid(Fraction(1, 2**15)).sum(Outer(a[None], b[None]), norm=norm, clip=clip)))
+    found = np.asarray(alone(left, right)).astype(np.int64).reshape(400, -1)
+    lengths = np.linalg.norm(found, NORMS[norm], axis=1)
+    assert lengths.max() <= clip
+    assert lengths[200:].min() >= 0.99 * clip - (1 if norm == "l2" else 8) * width  # shortened, and not dropped
+    row = Outer(jax.numpy.asarray([[8193.0, 1.0]]), jax.numpy.ones((1, 1)))  # |left| is 8193 in float32, and above it
+    assert np.linalg.norm(np.asarray(Grid(Fraction(1)).sum(row, norm=norm, clip=8193)).ravel(), NORMS[norm]) <= 8193
+
+
 @BOTH
 @EACH
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])

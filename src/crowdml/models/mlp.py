@@ -19,7 +19,7 @@ import numpy as np
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import TaskError
 from crowdml.models.model import Norm, check_radius
-from crowdml.models.scores import ROOT, known_class, number_cells, settled, shrinking
+from crowdml.models.scores import ROOT, known_class, number_cells, shrinking
 
 Activation = Literal["relu", "tanh", "sigmoid"]
 Top = Literal["softmax", "squared"]
@@ -35,7 +35,8 @@ class Mlp:
     from it than `tolerance`; label cells are then `bins` intervals. Loss: softmax's, or |scores - target|^2 / 2 with
     the target e_y or y. It is not convex, and no bound holds for its gradient: what leaves must be clipped.
 
-    A sample cannot be used where a unit or a score is beyond 1e15, and a slope beyond it counts as 0.
+    A sample cannot be used where a feature is not finite or beyond 1e15. What enters a unit, a score or a slope counts
+    as 0 there.
     """
 
     dimension: int
@@ -99,18 +100,15 @@ class Mlp:
     # --- forward ---
 
     def _forward(self, weights: Array, x: Array) -> tuple[list[Array], Array]:
-        """What enters each layer, [b, n_in] each, and the scores [b, k].
-
-        Where anything is not finite or beyond ROOT, all that follows it is NaN: a product passes it on to every unit.
-        """
+        """What enters each layer, [b, n_in] each, and the scores [b, k], 0 where a sample is unusable. All finite."""
         xp = namespace(weights, x)
         layers = self.layers(weights)
         with np.errstate(over="ignore", invalid="ignore"):
-            entering = [xp.asarray(x, dtype=weights.dtype)]
+            entering = [_finite(xp, xp.asarray(x, dtype=weights.dtype))]
             for matrix, biases in layers[:-1]:
-                entering.append(self._activate(xp, _held(xp, entering[-1] @ matrix + biases)))
+                entering.append(self._activate(xp, _finite(xp, entering[-1] @ matrix + biases)))
             matrix, biases = layers[-1]
-            return entering, _held(xp, entering[-1] @ matrix + biases)
+            return entering, xp.where(_usable(xp, x), _finite(xp, entering[-1] @ matrix + biases), 0)
 
     def _activate(self, xp: Array, z: Array) -> Array:
         if self.activation == "relu":
@@ -125,7 +123,7 @@ class Mlp:
 
     def losses(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
-        scores = settled(self._forward(weights, samples.x)[1])
+        scores = self._forward(weights, samples.x)[1]
         if self.top == "squared":
             off = scores - self._target(weights, samples)
             return xp.where(self._known(samples), 0.5 * (off * off).sum(-1), 0)
@@ -147,11 +145,11 @@ class Mlp:
             slopes = [_finite(xp, self._top(xp, scores, weights, samples))]
             for (matrix, _), a in zip(layers[:0:-1], entering[:0:-1], strict=True):
                 slopes.append(_finite(xp, self._slope(xp, slopes[-1] @ matrix.T, a)))
-        return [_finite(xp, a) for a in entering], slopes[::-1]
+        return entering, slopes[::-1]
 
     def _top(self, xp: Array, scores: Array, weights: Array, samples: Samples) -> Array:
-        """The loss's slope in the scores, [b, k]: NaN or 0 where a sample cannot be used."""
-        known = self._known(samples)[:, None]
+        """The loss's slope in the scores, [b, k]."""
+        known = self._known(samples)[:, None] & _usable(xp, samples.x)
         if self.top == "squared":
             return xp.where(known, scores - self._target(weights, samples), 0)
         odds = xp.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -177,7 +175,7 @@ class Mlp:
     # --- what it says ---
 
     def scores(self, weights: Array, x: Array) -> Array:
-        return settled(self._forward(weights, x)[1])
+        return self._forward(weights, x)[1]
 
     def predict(self, weights: Array, x: Array) -> Array:
         xp, scores = namespace(weights, x), self.scores(weights, x)
@@ -224,8 +222,9 @@ class Mlp:
         return y.astype(weights.dtype)[:, None]
 
 
-def _held(xp: Array, raw: Array) -> Array:
-    return xp.where(xp.abs(raw) <= ROOT, raw, xp.nan)
+def _usable(xp: Array, x: Array) -> Array:
+    """[b, 1]: the samples whose features are all finite, and within ROOT."""
+    return (xp.abs(x) <= ROOT).all(-1, keepdims=True)
 
 
 def _finite(xp: Array, raw: Array) -> Array:
