@@ -45,6 +45,7 @@ LIBRARY = CORE | {
     "wire",
     "storage",
     "protocols",
+    "attacks",
     "suggest",
     "verdict",
 }
@@ -68,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shape": BOTTOM | {"task"},
     "verdict": BOTTOM,
     "suggest": CORE | {"protocols"},
+    "attacks": CORE | {"protocols"},
     "privacy": BOTTOM | {"task"},  # rows have the task's noise
     "messages": BOTTOM | {"privacy"},
     "robust": BOTTOM | {"settings"},

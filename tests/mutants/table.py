@@ -3362,17 +3362,17 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "robust: simulated liars say what a server would refuse",
-        "sim/attacks.py _times",
+        "attacks.py _times",
         "row not in ranges",
         "True",
-        "tests/sim/test_attacks.py::test_a_liar_says_nothing_that_the_server_would_refuse",
+        "tests/test_attacks.py::test_a_liar_says_nothing_that_the_server_would_refuse",
     ),
     Mutant(
         "robust: simulated liars who collude change honest uploads",
         "turn.py colluded",
         "lies.reshape(-1, *(1,) * (said.ndim - 1))",
         "(lies | True).reshape(-1, *(1,) * (said.ndim - 1))",
-        "tests/sim/test_attacks.py::test_liars_who_know_all_say_one_thing_and_honest_uploads_stay",
+        "tests/test_attacks.py::test_liars_who_know_all_say_one_thing_and_honest_uploads_stay",
     ),
     Mutant(
         "robust: a round that ends the task cannot be closed",

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from crowdml.arrays import Samples
+    from crowdml.attacks import Attackers
     from crowdml.datasets import Dataset
     from crowdml.datasets.tables import Columns
-    from crowdml.sim.attacks import Attackers
     from crowdml.sim.studies import Study
     from crowdml.task import Task
 
@@ -174,7 +174,7 @@ def _attackers(task: Task, liars: float | None, attack: str | None) -> Attackers
     if int(task.protocol.get("peers", 0)) or task.model["kind"] == "histogram":
         raise TaskError(f"task {task.name!r}: --liars and --attack are for tasks whose server learns a model.")
 
-    from crowdml.sim.attacks import Attackers
+    from crowdml.attacks import Attackers
 
     return Attackers(liars, attack)
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from crowdml.arrays import Array, Samples
+from crowdml.attacks import Attackers
 from crowdml.datasets.populations import Population
 from crowdml.errors import DataError, GuaranteeError, TaskError
 from crowdml.features import label_scale, prepared, prepared_numbers
@@ -30,7 +31,6 @@ from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find, is_delta_too_large
 from crowdml.secagg.terms import terms_of
-from crowdml.sim.attacks import Attackers
 from crowdml.sim.layout import Rounds, Schedule
 from crowdml.sim.run import Run, Tick
 from crowdml.sim.trial import Deal, Laid, Trial, laid_out

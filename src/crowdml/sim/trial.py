@@ -17,6 +17,7 @@ import numpy as np
 
 from crowdml import plugins
 from crowdml.arrays import Array, Samples
+from crowdml.attacks import Attackers
 from crowdml.channels import Channel
 from crowdml.datasets.populations import DrawnPopulation, Population
 from crowdml.errors import DataError, ProtocolError, TaskError
@@ -25,12 +26,11 @@ from crowdml.protocol import Protocol
 from crowdml.protocols import find
 from crowdml.protocols.registry import load_plugin
 from crowdml.sim import compiled, events
-from crowdml.sim.attacks import Attackers
 from crowdml.sim.cohorts import meet_in_time
 from crowdml.sim.fleet import fleet_world
 from crowdml.sim.layout import Holding, Rounds, Schedule, given, lay_out, meet, refuse_repeats, spread_out
 from crowdml.sim.run import Run, Tick
-from crowdml.sim.world import Delay, World
+from crowdml.sim.world import LIES, Delay, World, uniform
 from crowdml.task import Task
 from crowdml.turn import Tamper
 
@@ -212,7 +212,9 @@ def laid_out(trial: Trial, y: Array) -> Laid:
         sensed: Array = np.full(people.devices, each * passes)
     else:
         people, sensed = given(people, batch, cap, passes)
-    liars = trial.liars.of(task, people.devices, seed) if isinstance(trial.liars, Attackers) else trial.liars
+    liars = trial.liars
+    if isinstance(liars, Attackers):
+        liars = liars.of(task, np.argsort(uniform(seed, np.arange(people.devices), 0, LIES)))
     _refuse_strangers(liars, people.devices)
     trial = replace(trial, liars=liars)
     late = trial.delay

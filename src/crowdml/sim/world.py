@@ -18,6 +18,8 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 SENSED, REQUEST, CHECK_OUT, CHECK_IN, FAILED, JOINED, LEFT, PERIOD, PHASE = range(9)
 """What a random number is for: the last word of its hash."""
+LIES = 0x1135
+"""The word for who lies: no leg of a trip."""
 
 
 def uniform(seed: int, device: Any, trip: Any, leg: int) -> Floats:

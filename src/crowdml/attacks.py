@@ -1,4 +1,4 @@
-"""Devices that lie, as populations of the simulator: a share of the crowd that attacks in one way.
+"""Devices that lie, for the simulator and for a fleet that tests a study: a share that lies in one way.
 
 Every attack is a `Tamper`: it changes what a device senses, what it says after the door, or, where liars know what all
 others say, what they say together in a round of uploads. A liar pays as an honest device does, and says nothing that a
@@ -7,7 +7,7 @@ server would refuse for its range: a lie that is refused does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Samples, namespace
+from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import TaskError
 from crowdml.protocols import find
 from crowdml.settings import choose
-from crowdml.sim.world import uniform
 from crowdml.task import Task
 from crowdml.turn import Tamper
 
@@ -27,8 +26,6 @@ __all__ = ["ATTACKS", "Attackers", "make_attack"]
 
 TIMES = 10
 """How many times as much liars say that scale something."""
-LIES = 0x1135
-"""The leg of the hash that chooses who lies: no leg of a trip."""
 
 ATTACKS: Mapping[str, str] = {
     "sign-flip": "says the opposite of what it should say",
@@ -47,7 +44,7 @@ TOGETHER = ("alie", "inner-product", "mimic")
 
 @dataclass(frozen=True)
 class Attackers:
-    """A share of a crowd that lies in one way. Who lies is drawn by the seed of the trial."""
+    """A share of a crowd that lies in one way."""
 
     share: float
     attack: str
@@ -61,10 +58,10 @@ class Attackers:
         """How many of so many devices lie."""
         return round(self.share * devices)
 
-    def of(self, task: Task, devices: int, seed: int) -> dict[int, Tamper]:
-        """The devices that lie, and what they do."""
-        tamper, order = make_attack(self.attack, task), np.argsort(uniform(seed, np.arange(devices), 0, LIES))
-        return {int(device): tamper for device in order[: self.count(devices)]}
+    def of(self, task: Task, order: Sequence[int] | Integers) -> dict[int, Tamper]:
+        """The devices that lie, and what they do: the first of all devices in this order, which the caller drew."""
+        tamper = make_attack(self.attack, task)
+        return {int(device): tamper for device in order[: self.count(len(order))]}
 
 
 def make_attack(name: str, task: Task) -> Tamper:

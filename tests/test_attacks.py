@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from crowdml.arrays import Samples
+from crowdml.attacks import ATTACKS, TOGETHER, Attackers, make_attack
 from crowdml.channels import Stacked
 from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
 from crowdml.protocols import find
-from crowdml.sim.attacks import ATTACKS, TOGETHER, Attackers, make_attack
-from crowdml.sim.trial import Trial, run_trial
+from crowdml.sim.trial import Trial, laid_out, run_trial
 from crowdml.sim.world import Delay
 from crowdml.task import parse
 from crowdml.turn import colluded
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+sys.path.insert(0, str(Path(__file__).parent / "cli"))
 from cli_runner import crowdml
 
 TEXT = """
@@ -60,10 +60,16 @@ def trial(task: Any, attack: str | None, share: float = 0.3, **more: Any) -> Tri
     return Trial(task, iid(len(Y), 20, 1), 5, **{"points": 2, "liars": liars, "engine": "events", **more})
 
 
+def test_the_first_devices_of_an_order_lie():
+    assert list(Attackers(0.25, "sign-flip").of(TASK, [3, 1, 0, 2])) == [3]
+    assert list(Attackers(0.5, "sign-flip").of(TASK, [3, 1, 0, 2])) == [3, 1]
+
+
 def test_who_lies_is_drawn_by_the_seed():
-    drawn = [set(Attackers(0.25, "sign-flip").of(TASK, 40, seed)) for seed in (1, 1, 2)]
+    people, liars = iid(len(Y), 20, 1), Attackers(0.25, "sign-flip")
+    drawn = [set(laid_out(Trial(TASK, people, seed, liars=liars), Y).liars) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert all(len(each) == 10 and each <= set(range(40)) for each in drawn)
+    assert all(len(each) == 5 and each <= set(range(20)) for each in drawn)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
