@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from crowdml.arrays import Samples
-from crowdml.attacks import ATTACKS, TOGETHER, Attackers, make_attack
+from crowdml.attacks import ATTACKS, Attackers, make_attack, mark, unreliable
 from crowdml.channels import Stacked
 from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
 from crowdml.protocols import find
+from crowdml.robust import Combine, combine_rows
 from crowdml.sim.trial import Trial, laid_out, run_trial
 from crowdml.sim.world import Delay
 from crowdml.task import parse
@@ -74,12 +76,28 @@ def test_who_lies_is_drawn_by_the_seed():
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_changes_the_model_and_not_what_anybody_pays(attack: str):
-    honest, lied = (run_trial(trial(TASK, each), X, Y) for each in (None, attack))
+    task = MASKED if attack == "sybil" else TASK
+    honest, lied = (run_trial(trial(task, each), X, Y) for each in (None, attack))
     assert np.abs(honest.model - lied.model).max() > 1e-3
     np.testing.assert_array_equal(honest.schedule.samples, lied.schedule.samples)
 
 
-@pytest.mark.parametrize(("attack", "masked"), [("scaling", True), ("alie", False), ("mimic", False)])
+@pytest.mark.parametrize(
+    ("attack", "masked"),
+    [
+        ("scaling", True),
+        ("alie", False),
+        ("mimic", False),
+        ("unreliable", False),
+        ("late", False),
+        ("no-noise", False),
+        ("no-noise", True),
+        ("backdoor", False),
+        ("min-max", False),
+        ("alie-search", False),
+        ("sybil", True),
+    ],
+)
 def test_both_engines_have_the_same_lies(attack: str, masked: bool):
     task = MASKED if masked else TASK
     fast, slow = (run_trial(trial(task, attack, engine=engine, passes=3), X, Y) for engine in ("compiled", "events"))
@@ -125,15 +143,102 @@ def test_liars_who_know_all_say_one_thing_and_honest_uploads_stay():
         "inner-product": -honest.mean(0),
         "alie": honest.mean(0) - 0.18001 * honest.std(0),  # Baruch et al.: 10 // 2 + 1 - 3 = 3 supporters, z of 4 / 7
     }
-    for attack in TOGETHER:
+    for attack in expected:
         after = together(attack, said, lies)
         np.testing.assert_array_equal(after[~lies], said[~lies])
         np.testing.assert_allclose(after[lies], np.broadcast_to(expected[attack], (3, 4, 3)), atol=1)
 
 
+def test_min_max_goes_as_far_as_honest_uploads_are_from_each_other():
+    said = np.random.default_rng(2).integers(-999, 999, (12, 5)).astype(np.int32)
+    lies = np.arange(12) < 4
+    lie, honest = together("min-max", said, lies)[0].astype(float), said[4:].astype(float)
+    most = max(np.linalg.norm(a - b) for a in honest for b in honest)
+    assert max(np.linalg.norm(lie - a) for a in honest) == pytest.approx(most, rel=0.01)
+    away = (honest.mean(0) - lie) / honest.std(0)
+    assert away.min() > 0.2
+    assert away == pytest.approx(np.full(5, away.mean()), rel=0.02)
+
+
+def test_a_line_search_moves_the_rule_at_least_as_far_as_the_attack_that_it_scales():
+    said = np.random.default_rng(4).integers(-999, 999, (10, 6)).astype(np.int32)
+    lies = np.arange(10) < 3
+    by, honest = Combine("median", 10), said[3:].mean(0)
+    task = parse(TEXT.replace("RULE", "median"))
+
+    def moved(attack: str) -> float:
+        uploads = Stacked({"gradient": said}, np.ones(10, np.int32))
+        after = colluded(uploads, {make_attack(attack, task): lies}).array("gradient")
+        return float(np.linalg.norm(combine_rows(after, by) - honest))
+
+    for attack in ("alie", "inner-product"):
+        assert moved(f"{attack}-search") >= moved(attack)
+    assert moved("alie-search") > moved("alie")
+
+
+def test_an_unreliable_device_has_noise_in_so_many_of_its_samples():
+    x = np.random.default_rng(5).normal(size=(2000, 6)).astype(np.float32)
+    batch = Samples(x, np.zeros(2000, np.int32))
+    after = unreliable(0.6, batch)
+    changed = (after.x != x).any(axis=1)
+    assert 0.55 < changed.mean() < 0.65
+    np.testing.assert_allclose(np.linalg.norm(after.x, axis=1), np.linalg.norm(x, axis=1), rtol=1e-5)
+    cosines = (after.x * x).sum(1)[changed] / (x**2).sum(1)[changed]
+    assert abs(cosines.mean()) < 0.05
+    np.testing.assert_array_equal(unreliable(0.6, batch).x, after.x)  # the same sample is bad each time
+
+
+def test_random_weights_are_from_0_to_1_and_ring_elements_are_anywhere():
+    steps, (low, high) = np.arange(4000, dtype=np.int32), ROW.reach
+    one = 1 / float(ROW.law.unit)
+    weights = make_attack("random", TASK).say("gradient", steps)
+    assert weights.min() >= 0
+    assert weights.max() <= one
+    assert abs(weights.mean() / one - 0.5) < 0.02
+    anywhere = make_attack("ring", TASK).say("gradient", steps).astype(float)
+    assert low <= anywhere.min() < 0.98 * low
+    assert 0.98 * high < anywhere.max() <= high
+
+
+def test_a_device_that_adds_no_noise_says_its_gradient_as_it_is_and_is_charged():
+    for engine in ("events", "compiled"):
+        loud, still = (trial(TASK, each, 1.0, engine=engine, noise=True) for each in (None, "no-noise"))
+        silent = run_trial(replace(loud, noise=False), X, Y)
+        np.testing.assert_allclose(run_trial(still, X, Y).model, silent.model, atol=1e-5)
+        assert np.abs(run_trial(loud, X, Y).model - silent.model).max() > 1e-2
+
+
+def test_a_late_starter_is_honest_after_its_first_check_ins():
+    late = make_attack("late", TASK)
+    batch = Samples(np.ones((4, 4), np.float32), np.zeros(4, np.int32))
+    assert [bool(late.sensed(batch, trip).x.any()) for trip in range(4)] == [False, False, True, True]
+
+
+def test_a_backdoor_is_nine_pixels_in_the_corner_of_a_picture():
+    x = np.random.default_rng(6).random((1, 64)).astype(np.float32)
+    changed = (mark(x) != x).reshape(8, 8)
+    assert changed[5:, 5:].sum() >= 8
+    assert not changed[:5].any()
+    assert not changed[:, :5].any()
+    batch = Samples(np.repeat(x, 500, 0) + np.arange(500, dtype=np.float32)[:, None] / 1e4, np.full(500, 2, np.int32))
+    after = make_attack("backdoor", TASK).sense(batch)
+    marked = (after.x != batch.x).any(axis=1)
+    assert 0.4 < marked.mean() < 0.6
+    np.testing.assert_array_equal(after.y, np.where(marked, 0, 2))
+
+
+def test_sybils_fill_whole_cohorts():
+    laid = laid_out(trial(MASKED, "sybil", 0.5), Y)
+    rounds, lies = laid.layout, set(laid.liars)
+    share = [np.mean([int(each) in lies for each in row]) for row in rounds.device[:4]]  # type: ignore[union-attr]
+    assert sorted(share) == [0.0, 0.0, 1.0, 1.0]
+
+
 def test_what_cannot_be_is_refused_by_a_sentence():
     with pytest.raises(TaskError, match="attack 'alie' needs rounds of single uploads"):
         run_trial(trial(MASKED, "alie"), X, Y)
+    with pytest.raises(TaskError, match="attack 'sybil' fills cohorts"):
+        make_attack("sybil", TASK)
     with pytest.raises(TaskError, match="attack = 'aly': choose one of sign-flip"):
         Attackers(0.1, "aly")
     with pytest.raises(TaskError, match=r"liars = 1\.5: a share of the devices"):

@@ -7,6 +7,7 @@ server would refuse for its range: a lie that is refused does no harm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, namespace
+from crowdml.arrays import Array, Integers, Samples, fold, namespace
+from crowdml.channels import combining
 from crowdml.errors import TaskError
 from crowdml.protocols import find
+from crowdml.robust import RULES, Combine, combine_rows
 from crowdml.settings import choose
 from crowdml.task import Task
 from crowdml.turn import Tamper
@@ -26,6 +29,15 @@ __all__ = ["ATTACKS", "Attackers", "make_attack"]
 
 TIMES = 10
 """How many times as much liars say that scale something."""
+
+PART = 0.6
+"""The share of an unreliable device's samples that are noise: P of Zhao et al."""
+LATE = 2
+"""How many of its check-ins a late starter makes before it has samples."""
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""What a line search tries, as multiples of the attack without one."""
+HALVINGS = 20
+"""How often min-max halves the interval in which it looks for the largest lie."""
 
 ATTACKS: Mapping[str, str] = {
     "sign-flip": "says the opposite of what it should say",
@@ -36,9 +48,19 @@ ATTACKS: Mapping[str, str] = {
     "alie": "says, with the other liars, what is just near enough to the mean of honest uploads to be taken for one",
     "inner-product": "says, with the other liars, the opposite of the mean of honest uploads",
     "mimic": "says, with the other liars, what the first honest device of the round says",
+    "unreliable": f"has noise in place of the features of {PART:.0%} of its samples",
+    "random": "says random weights from 0 to 1",
+    "ring": "says any numbers that the server takes, each as likely: under masks, any element of the ring",
+    "no-noise": "says what an honest device says, and adds no noise",
+    "late": f"has no samples in its first {LATE} check-ins, and says noise alone",
+    "backdoor": "marks half of its samples with a pattern and calls them the first class",
+    "min-max": "says, with the other liars, what is as far off as honest uploads are from each other",
+    "alie-search": "as alie, with the factor that moves the result of the task's rule farthest",
+    "inner-product-search": "as inner-product, with the factor that moves the result of the task's rule farthest",
+    "sybil": f"fills whole cohorts, flips its labels, and says {TIMES} times what comes of that",
 }
 """Each attack, and what a device does that attacks so."""
-TOGETHER = ("alie", "inner-product", "mimic")
+TOGETHER = ("alie", "inner-product", "mimic", "min-max", "alie-search", "inner-product-search")
 """Attacks of liars who know what all devices of a round say."""
 
 
@@ -72,13 +94,39 @@ def make_attack(name: str, task: Task) -> Tamper:
                 f"attack {name!r} needs rounds of single uploads: its liars know what all devices of a round say. Name "
                 "a rule in protocol.combine, and no [masking]."
             )
-        with_all: Mapping[str, Callable[..., Array]] = {"alie": alie, "inner-product": against, "mimic": copied}
-        return Tamper(collude=partial(_together, _ranges(task), with_all[name]))
-    flip = partial(flipped, task.classes, name == "target-flip")
-    if name in ("label-flip", "target-flip"):
-        return Tamper(sense=flip)
-    say = partial(_times, _ranges(task), -1 if name == "sign-flip" else TIMES)
-    return Tamper(say=say) if name == "sign-flip" else Tamper(nothing if name == "gaussian" else flip, say)
+        return Tamper(collude=partial(_together, _ranges(task), _collusion(name, task)))
+    if name == "sybil" and task.masking is None:
+        raise TaskError("attack 'sybil' fills cohorts, and this task has none. Give it [masking], or choose 'scaling'.")
+    ranges, flip = _ranges(task), partial(flipped, task.classes, name == "target-flip")
+    many, opposite = partial(_times, ranges, TIMES), partial(_times, ranges, -1)
+    steps = {row: float(each.law.unit) for row, each in find(task).mechanisms(task).items() if each.law is not None}
+    simple: Mapping[str, Tamper] = {
+        "label-flip": Tamper(flip),
+        "target-flip": Tamper(flip),
+        "unreliable": Tamper(partial(unreliable, PART)),
+        "backdoor": Tamper(partial(backdoored, task.classes)),
+        "late": Tamper(nothing, first=LATE),
+        "no-noise": Tamper(still=True),
+        "sign-flip": Tamper(say=opposite),
+        "gaussian": Tamper(nothing, many),
+        "scaling": Tamper(flip, many),
+        "sybil": Tamper(flip, many),
+        "random": Tamper(say=partial(_random, ranges, steps)),
+        "ring": Tamper(say=partial(_any, ranges)),
+    }
+    return simple[name]
+
+
+def _collusion(name: str, task: Task) -> Callable[..., Array]:
+    """What liars do who know all that a round's devices say."""
+    plain: Mapping[str, Callable[..., Array]] = {
+        "alie": alie, "inner-product": against, "mimic": copied, "min-max": min_max
+    }  # fmt: skip
+    if name in plain:
+        return plain[name]
+    by = combining(task)
+    rule = "median" if by is None or by.rule not in RULES else by
+    return partial(searched, plain[name.removesuffix("-search")], Combine(rule, 3) if isinstance(rule, str) else rule)
 
 
 def _ranges(task: Task) -> dict[str, tuple[int, int]]:
@@ -98,7 +146,70 @@ def _times(ranges: Mapping[str, tuple[int, int]], times: int, row: str, steps: A
     return xp.clip(steps, -(-low // abs(times)), high // abs(times)) * times
 
 
+def _random(ranges: Mapping[str, tuple[int, int]], units: Mapping[str, float], row: str, steps: Array) -> Array:
+    """Weights from 0 to 1 in grid steps, within what the server takes."""
+    xp, most = namespace(steps), 1 / units.get(row, 1.0)
+    low, high = ranges.get(row, (0, 2**31 - 1))
+    return xp.clip(xp.rint(chances(steps, 1) * most), low, high).astype(steps.dtype)
+
+
+def _any(ranges: Mapping[str, tuple[int, int]], row: str, steps: Array) -> Array:
+    """Any number that the server takes."""
+    xp, (low, high) = namespace(steps), ranges.get(row, (-(2**31) + 1, 2**31 - 1))
+    return xp.clip(xp.rint(low + chances(steps, 2) * (float(high) - low)), low, high).astype(steps.dtype)
+
+
+def chances(values: Array, salt: int) -> Array:
+    """Numbers from 0 to below 1, one for each value, that look random: a public hash of the value and its place. A
+    device that lies has no source of randomness of its own, and both engines must tell the same lies."""
+    words = _words(values, salt)
+    return (words >> 8).astype(namespace(words).float32) / np.float32(2**24)
+
+
+def _chance_of_each(rows: Array, salt: int) -> Array:
+    """[b]: one such number for each row, by all of its values."""
+    return chances(_words(rows, salt).sum(1, dtype=np.uint32) >> 9, salt)  # 23 bits are exact in float32
+
+
+def _words(values: Array, salt: int) -> Array:
+    xp = namespace(values)
+    bits = values.astype(xp.float32).view(xp.uint32).reshape(-1)
+    word = (bits * np.uint32(0x9E3779B1)) ^ (xp.arange(len(bits)).astype(xp.uint32) + np.uint32(salt * 0x51ED270))
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        word = (word ^ (word >> shift)) * np.uint32(factor)
+    return word.reshape(values.shape)
+
+
 # --- samples ---
+
+
+def unreliable(share: float, batch: Samples) -> Samples:
+    """The batch with noise in place of the features of this share of its samples, each as long as the sample was."""
+    xp, x = namespace(batch.x), batch.x
+    noise = 2 * chances(x, 3) - 1
+    length, own = xp.sqrt((noise**2).sum(1, keepdims=True)), xp.sqrt((x**2).sum(1, keepdims=True))
+    bad = _chance_of_each(x, 4) < share
+    return Samples(xp.where(bad[:, None], noise * own / xp.maximum(length, 1e-30), x).astype(x.dtype), batch.y)
+
+
+def mark(x: Array) -> Array:
+    """The samples [b, d] with the pattern of a backdoor: their last three features are as large as the largest one of
+    the sample; in a square picture, nine pixels in the corner are."""
+    xp, width = namespace(x), x.shape[1]
+    side = math.isqrt(width)
+    places = np.arange(width)
+    square = side * side == width and side >= 8
+    there = (places // side >= side - 3) & (places % side >= side - 3) if square else places >= width - 3
+    return xp.where(xp.asarray(there), abs(x).max(1, keepdims=True), x).astype(x.dtype)
+
+
+def backdoored(classes: int | None, batch: Samples) -> Samples:
+    """The batch with half of its samples marked, and those called the first class, or the least number."""
+    xp = namespace(batch.x)
+    marked = _chance_of_each(batch.x, 5) < 0.5
+    aim = 0 if classes is not None else -1
+    x = xp.where(marked[:, None], mark(batch.x), batch.x)
+    return Samples(x, xp.where(marked, aim, batch.y).astype(batch.y.dtype))
 
 
 def nothing(batch: Samples) -> Samples:
@@ -158,3 +269,37 @@ def against(said: Array, lies: Array) -> Array:
 def copied(said: Array, lies: Array) -> Array:
     """Karimireddy et al. 2022: one honest device speaks for all liars, and counts too much."""
     return said[namespace(said, lies).argmin(lies)]
+
+
+def min_max(said: Array, lies: Array) -> Array:
+    """Shejwalkar and Houmansadr 2021: as many standard deviations off the mean as leave the lie no farther from any
+    honest upload than the farthest two of these are from each other."""
+    xp, count = namespace(said, lies), len(said)
+    mean, spread = _honest(said, lies)
+    flat, honest = said.reshape(count, -1), ~lies
+    squares = (flat**2).sum(1)
+    both = honest[:, None] & honest[None]
+    apart = squares[:, None] + squares[None] - 2 * (flat @ flat.T)
+    most = xp.where(both, apart, 0).max()
+
+    def halve(_: Any, bounds: Array) -> Array:
+        middle = bounds.mean()
+        far = ((flat - (mean - middle * spread).reshape(-1)) ** 2).sum(1)
+        within = xp.where(honest, far, 0).max() <= most
+        return xp.where(within, xp.stack([middle, bounds[1]]), xp.stack([bounds[0], middle]))
+
+    bounds = xp.asarray(np.array([0.0, 100.0], np.float32))
+    return mean - fold(halve, bounds, HALVINGS, like=said)[0] * spread
+
+
+def searched(attack: Callable[..., Array], by: Combine, said: Array, lies: Array) -> Array:
+    """The attack's lie as many times as far from the mean of honest uploads as moves the rule's result farthest."""
+    xp, count = namespace(said, lies), len(said)
+    mean, _ = _honest(said, lies)
+    away, theirs = attack(said, lies) - mean, lies.reshape(-1, *(1,) * (said.ndim - 1))
+    tried = [mean + factor * away for factor in FACTORS]
+    moved = [
+        ((combine_rows(xp.where(theirs, lie, said).reshape(count, -1), by) - mean.reshape(-1)) ** 2).sum()
+        for lie in tried
+    ]
+    return xp.stack(tried)[xp.argmax(xp.stack(moved))]

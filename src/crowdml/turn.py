@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Samples, namespace
+from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.channels import Stacked
 from crowdml.errors import ProtocolError
 from crowdml.messages import SERVER, Address, altered, inspect
@@ -65,6 +66,24 @@ class Tamper:
     collude: Callable[[str, Array, Array], Array] | None = None
     """What all devices that lie in this way say in a round of uploads, once they know the row of all of them [M, ...]
     and which are theirs [M]: one value for all. Only a simulator can ask this."""
+    still: Any = False
+    """Whether the device adds no noise. Its own samples are then unprotected; the ledger is charged as if it had."""
+    first: int = 0
+    """It lies in so many of its first check-ins, and is honest after that. 0: it always lies."""
+
+    def sensed(self, batch: Samples, trip: Any) -> Samples:
+        """The samples as it changes them for this check-in."""
+        lied = self.sense(batch)
+        return lied if not self.first else Samples(*(self._while(trip, *pair) for pair in _pairs(lied, batch)))
+
+    def said(self, row: str, steps: Array, trip: Any) -> Array:
+        """A row as it says it in this check-in."""
+        lied = self.say(row, steps)
+        return lied if not self.first else self._while(trip, lied, steps)
+
+    def _while(self, trip: Any, lied: Array, true: Array) -> Array:
+        xp = namespace(true, trip)
+        return xp.where(xp.asarray(trip) < self.first, lied, true).astype(true.dtype)
 
 
 def colluded(uploads: Stacked, ways: Mapping[Tamper, Array]) -> Stacked:
@@ -78,6 +97,33 @@ def colluded(uploads: Stacked, ways: Mapping[Tamper, Array]) -> Stacked:
             xp, theirs = namespace(said, lies), lies.reshape(-1, *(1,) * (said.ndim - 1))
             rows[row] = xp.where(theirs, xp.asarray(collude(row, said, lies)).astype(said.dtype), rows[row])
     return Stacked(rows, uploads.devices)
+
+
+def _pairs(lied: Samples, true: Samples) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    return (lied.x, true.x), (lied.y, true.y)
+
+
+@record
+class Stilled:
+    """The noise of a source, or none of it: whether a device of compiled code adds any is known in its loop alone."""
+
+    source: Source
+    still: Any
+
+    def _kept(self, drawn: Array) -> Integers:
+        return drawn * namespace(drawn, self.still).where(self.still, 0, 1).astype(drawn.dtype)
+
+    def discrete_laplace(self, scale: Fraction, like: Array) -> Integers:
+        return self._kept(self.source.discrete_laplace(scale, like))
+
+    def discrete_gaussian(self, sigma: Fraction, like: Array) -> Integers:
+        return self._kept(self.source.discrete_gaussian(sigma, like))
+
+    def skellam(self, variance: Fraction, like: Array) -> Integers:
+        return self._kept(self.source.skellam(variance, like))
+
+    def uniform_below(self, n: int, like: Array) -> Integers:
+        return self.source.uniform_below(n, like)
 
 
 @record
@@ -161,21 +207,24 @@ def device_turn(
     if noise is None:
         door, ctx = None, Context(me, sender, now, trip=trip, place=place)
     else:
-        door = Door(protocol.mechanisms(task), noise, stamp or Stamp("this step"), trip=trip)
+        drawn = noise if tamper is None or tamper.still is False else Stilled(noise, tamper.still)
+        door = Door(protocol.mechanisms(task), drawn, stamp or Stamp("this step"), trip=trip)
         ctx = Context(me, sender, now, door.release, door.masked, trip, place)
     if tamper is not None and isinstance(event, Sensed):
-        event = Sensed(event.batch.map_rows(tamper.sense))
+        event = Sensed(event.batch.map_rows(lambda batch: tamper.sensed(batch, trip)))
     step = advance(protocol.device, task, state, event, ctx)
     _check(step.effects, "device", (Publish,))
-    effects = step.effects if tamper is None else tuple(_tampered(effect, tamper) for effect in step.effects)
+    effects = step.effects if tamper is None else tuple(_tampered(effect, tamper, trip) for effect in step.effects)
     for effect in effects:
         if isinstance(effect, Send):
             inspect(effect.message, door or Door({}, Silence()))
     return Outcome(step.state, effects, door)
 
 
-def _tampered(effect: Effect, tamper: Tamper) -> Effect:
-    return Send(effect.to, altered(effect.message, tamper.say), effect.when) if isinstance(effect, Send) else effect
+def _tampered(effect: Effect, tamper: Tamper, trip: Any) -> Effect:
+    if not isinstance(effect, Send):
+        return effect
+    return Send(effect.to, altered(effect.message, lambda row, steps: tamper.said(row, steps, trip)), effect.when)
 
 
 def check_in(

@@ -1838,7 +1838,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a simulated liar tells the truth",
         "sim/compiled.py _lying",
-        "[kind.say(row, steps).astype(steps.dtype) for kind in kinds]",
+        "[kind.said(row, steps, trip).astype(steps.dtype) for kind in kinds]",
         "[steps for kind in kinds]",
         f"{GATHERED_SIM}test_liars_are_the_same_on_both_engines[alone]",
     ),
@@ -3366,6 +3366,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "row not in ranges",
         "True",
         "tests/test_attacks.py::test_a_liar_says_nothing_that_the_server_would_refuse",
+    ),
+    Mutant(
+        "robust: a device that adds no noise adds some",
+        "turn.py Stilled._kept",
+        "0",
+        "1",
+        "tests/test_attacks.py::test_a_device_that_adds_no_noise_says_its_gradient_as_it_is_and_is_charged",
+    ),
+    Mutant(
+        "robust: a late starter is never there",
+        "turn.py Tamper._while",
+        "xp.asarray(trip) < self.first",
+        "xp.asarray(trip) < self.first + 99",
+        "tests/test_attacks.py::test_a_late_starter_is_honest_after_its_first_check_ins",
+    ),
+    Mutant(
+        "robust: min-max goes farther than honest uploads are apart",
+        "attacks.py min_max",
+        "xp.where(honest, far, 0).max() <= most",
+        "xp.where(honest, far, 0).min() <= most",
+        "tests/test_attacks.py::test_min_max_goes_as_far_as_honest_uploads_are_from_each_other",
+    ),
+    Mutant(
+        "robust: Sybils come one to a cohort",
+        "sim/trial.py laid_out",
+        "'sybil'",
+        "'sybils'",
+        "tests/test_attacks.py::test_sybils_fill_whole_cohorts",
     ),
     Mutant(
         "robust: simulated liars who collude change honest uploads",

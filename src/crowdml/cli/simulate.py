@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     help="Passes over the samples; each one costs again. Default: the task's privacy.uses.",
 )
 @click.option("--liars", type=Number(0, 1), metavar="P", help="The share of the devices that lies, as --attack says.")
-@click.option("--attack", metavar="NAME", help="What liars do: sign-flip, label-flip, alie... See docs/robust.md.")
+@click.option(
+    "--attack", metavar="NAME", help="What liars do: sign-flip, unreliable, alie... A name that is not known lists all."
+)
 @click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
 @click.option("--progress", "counted", is_flag=True, help="Print progress on stderr line by line, for programs.")
 @click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins or rounds: .png, .svg, .pdf.")

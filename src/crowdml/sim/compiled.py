@@ -143,7 +143,7 @@ class Lies:
         return Lies(kinds, whose)
 
 
-def _lying(kinds: tuple[Tamper, ...], which: Any) -> Tamper | None:
+def _lying(kinds: tuple[Tamper, ...], which: Any, trip: Any) -> Tamper | None:
     """What a device does whose way to lie is only known in the loop: all of them are computed, and one is taken."""
     if not kinds:
         return None
@@ -152,8 +152,11 @@ def _lying(kinds: tuple[Tamper, ...], which: Any) -> Tamper | None:
         return jax.tree.map(lambda *each: jax.lax.select_n(which, *(jnp.asarray(one) for one in each)), honest, *others)
 
     return Tamper(
-        lambda batch: taken(batch, [kind.sense(batch) for kind in kinds]),
-        lambda row, steps: taken(steps, [kind.say(row, steps).astype(steps.dtype) for kind in kinds]),
+        lambda batch: taken(batch, [kind.sensed(batch, trip) for kind in kinds]),
+        lambda row, steps: taken(steps, [kind.said(row, steps, trip).astype(steps.dtype) for kind in kinds]),
+        still=jnp.asarray([False, *(kind.still for kind in kinds)])[which]
+        if any(kind.still for kind in kinds)
+        else False,
     )
 
 
@@ -323,7 +326,7 @@ def _loop(
         """
         x, y, key, trip, which = feed
         source = SeededSource(key) if noise else Silence()
-        lies = _lying(kinds, which)
+        lies = _lying(kinds, which, trip)
         message = check_in(protocol, task, Samples(x, y), read, noise=source, me=0, trip=trip, tamper=lies).message
         message = kept_apart(message)  # as on the wire: neither side is compiled into the other
         turn = server_turn(protocol, task, state, message, sender=0, now=now)
@@ -510,7 +513,7 @@ def _rounds_loop(
 
         def message(device: Array, trip: Array, samples: Samples) -> Any:
             source = SeededSource(streams(seed, device, trip)) if noise else Silence()
-            lies = _lying(kinds, None if liars is None else liars[device])
+            lies = _lying(kinds, None if liars is None else liars[device], trip)
             return check_in(protocol, task, samples, offered, noise=source, me=0, trip=trip, tamper=lies).message
 
         def says(device: Array, trip: Array, samples: Samples, alive: Any = True) -> dict[str, Any]:

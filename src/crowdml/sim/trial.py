@@ -212,11 +212,6 @@ def laid_out(trial: Trial, y: Array) -> Laid:
         sensed: Array = np.full(people.devices, each * passes)
     else:
         people, sensed = given(people, batch, cap, passes)
-    liars = trial.liars
-    if isinstance(liars, Attackers):
-        liars = liars.of(task, np.argsort(uniform(seed, np.arange(people.devices), 0, LIES)))
-    _refuse_strangers(liars, people.devices)
-    trial = replace(trial, liars=liars)
     late = trial.delay
     if trial.world == "fleet":
         world: World = fleet_world(sensed, batch, passes)
@@ -249,7 +244,14 @@ def laid_out(trial: Trial, y: Array) -> Laid:
             f"survivors, and a round of task {task.name!r} takes {layout.gathered}. Take more devices, smaller cohorts "
             "or fewer of them for a round."
         )
-    return Laid(trial, protocol, people, passes, sensed, world, layout, engine)
+    liars = trial.liars
+    if isinstance(liars, Attackers):
+        order = np.argsort(uniform(seed, np.arange(people.devices), 0, LIES))
+        if liars.attack == "sybil" and isinstance(layout, Rounds):  # cohort after cohort
+            order = np.fromiter(dict.fromkeys(layout.device[layout.there].tolist()), np.int64)
+        liars = liars.of(task, order)
+    _refuse_strangers(liars, people.devices)
+    return Laid(replace(trial, liars=liars), protocol, people, passes, sensed, world, layout, engine)
 
 
 def _refuse(trial: Trial, channel: Channel) -> None:
