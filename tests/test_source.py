@@ -22,7 +22,11 @@ import crowdml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(crowdml.__file__).resolve().parent
 
-BOTTOM = {"errors", "arrays", "records", "texts", "exact", "addresses", "lines", "pace"}
+BOTTOM = {"errors", "arrays", "records", "texts", "exact", "addresses", "lines", "pace"} | {
+    "convolutions",
+    "safetensors",
+    "artefacts",
+}
 CORE = BOTTOM | {
     "settings",
     "privacy",
@@ -58,6 +62,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exact": set(),
     "pace": set(),  # what server, devices and simulator agree on
     "lines": {"errors", "texts"},
+    "convolutions": {"arrays"},
+    "safetensors": {"errors"},
+    "artefacts": {"errors"},
     "addresses": {"errors", "records"},
     "arrays": {"errors"},
     "settings": BOTTOM,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -28,6 +29,7 @@ LONGEST_FILE = 2**20
 """Bytes of a task file, which names at most `MOST_PLACES` places."""
 DEEPEST = 16
 """Tables within tables and lists within lists; tasks have three."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _PART = r"""(?:a|(?<!\\)"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{2 * DEEPEST}}}")
@@ -69,6 +71,29 @@ QUIET = {"quiet": True}
 
 
 @record
+class Extractor:
+    """`{ sha256 = "...", pixels = 784 }`: the public network that makes features of pictures, by the hash of its file.
+
+    `pixels`: of a picture as a row holds it, a square; the network's own side may be another.
+    """
+
+    sha256: str
+    pixels: int
+
+    def __post_init__(self) -> None:
+        if not _DIGEST.fullmatch(self.sha256):
+            raise TaskError(
+                f"features.extractor.sha256 = {self.sha256[:80]!r}: the SHA-256 of the extractor's file, 64 digits "
+                "from 0 to 9 and a to f."
+            )
+        between("features.extractor.pixels", self.pixels, 4, 4096)
+        if math.isqrt(self.pixels) ** 2 != self.pixels:
+            raise TaskError(
+                f"features.extractor.pixels = {self.pixels}: pictures are squares, such as 784 for 28 by 28 pixels."
+            )
+
+
+@record
 class Features:
     """`dimension` and `norm`; of `windows`, how many values one has, and how far ahead its label lies (`horizon`)."""
 
@@ -79,6 +104,13 @@ class Features:
     low: Fraction | tuple[Fraction, ...] | None = field(default=None, metadata=QUIET)
     """Public bounds of the features, one for all or one for each: values are held within them and scaled to [-1, 1]."""
     high: Fraction | tuple[Fraction, ...] | None = field(default=None, metadata=QUIET)
+    extractor: Extractor | None = field(default=None, metadata=QUIET)
+    """Rows are pictures, and `dimension` counts the features that this public network makes of one."""
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row has as it is read, before anything is made of it."""
+        return self.dimension if self.extractor is None else self.extractor.pixels
 
     def __post_init__(self) -> None:
         choose("features.kind", self.kind, ("vector", "accelerometer-spectrum", "windows"))
@@ -91,6 +123,11 @@ class Features:
         between("features.dimension", self.dimension, 1, 1_000_000)
         between("features.horizon", self.horizon, 1, 1_000_000)
         self._check_bounds()
+        if self.extractor is not None and (self.kind != "vector" or self.low is not None):
+            raise TaskError(
+                'features.extractor takes pictures of any brightness, as features.kind = "vector" without features.low '
+                "and features.high. Leave those out."
+            )
         if self.kind == "accelerometer-spectrum" and self.dimension != SPECTRUM:
             raise TaskError(
                 f"features.dimension = {self.dimension}: an accelerometer-spectrum has {SPECTRUM} numbers, and a model "
@@ -353,6 +390,11 @@ class Task:
     @property
     def classes(self) -> int | None:
         return len(self.labels.classes) or None
+
+    @property
+    def artefacts(self) -> tuple[str, ...]:
+        """The SHA-256 of each public file that the task needs besides itself."""
+        return () if self.features.extractor is None else (self.features.extractor.sha256,)
 
     @property
     def protected(self) -> int | None:

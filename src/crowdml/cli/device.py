@@ -509,7 +509,7 @@ async def _welcome(
     from crowdml.device.client import Unreachable
     from crowdml.device.fleet import Fleet
     from crowdml.device.folder import consent_to
-    from crowdml.device.joining import choose_task, enrol_device, fetch_task, pinned, withdraw
+    from crowdml.device.joining import choose_task, enrol_device, fetch_artefacts, fetch_task, pinned, withdraw
     from crowdml.device.runner import Clock
     from crowdml.price import Price
     from crowdml.wire.problems import Problem
@@ -544,6 +544,7 @@ async def _welcome(
     price = Price.of(protocol, task)
     shown = replace(consent_to(price), run_by=f"{named} ({client.url})" if named else client.url)
     try:
+        await fetch_artefacts(client, home, task)
         prepared = prepare(task)
         if shown.task not in known:
             _show(report, shown, price, home, single=single)

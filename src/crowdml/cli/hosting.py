@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crowdml.cli.numbers import MANY, Whole
-from crowdml.cli.output import OutputError, Report, json_option, plugin_option, size_text, whole_file
+from crowdml.cli.output import OutputError, Report, artefact_option, json_option, plugin_option, size_text, whole_file
 from crowdml.cli.task import naming, task
 from crowdml.task import find_task
 from crowdml.texts import count_text
@@ -53,11 +53,13 @@ def open_store(folder: Path, database: str | None) -> Store:
     default=None,
     help="Whether only devices that joined may read the model and the task. Default: unchanged; new tasks are open.",
 )
+@artefact_option
 @plugin_option
 @store_options
 def start(name: str, closed: bool | None, folder: Path, database: str | None, json_path: str | None) -> None:
     """Host TASK (a file or a shipped name), or start a paused or stopped one again. The server may be running."""
     from crowdml.protocols import settled
+    from crowdml.server.artefacts import keep_artefacts
     from crowdml.server.export import find_hash
     from crowdml.server.hub import check_hosted, utc_now
 
@@ -70,6 +72,7 @@ def start(name: str, closed: bool | None, folder: Path, database: str | None, js
         with naming(name):
             given = settled(find_task(name))
             check_hosted(given)
+        keep_artefacts(store, given)  # before a server that runs finds the task
         return store.add_task(given.canonical, given.name, utc_now(), "draft", closed=bool(closed))
 
     _change("start", name, folder, database, json_path, closed, host)
@@ -112,6 +115,7 @@ def _change(
     host: Callable[[Store], bytes] | None = None,
 ) -> None:
     """Ask the task of this name, or the one that `host` adds, for a change of its state."""
+    from crowdml.server.artefacts import keep_artefacts
     from crowdml.server.export import find_hash
     from crowdml.server.hosting import CHANGES, next_state
     from crowdml.server.hub import check_hosted, utc_now, why_ended
@@ -124,7 +128,9 @@ def _change(
         assert standing is not None
         canonical = standing.canonical
         if CHANGES[change][0] == "running":  # one that an earlier version accepted may be refused by now
-            check_hosted(from_canonical(canonical))
+            named = from_canonical(canonical)
+            keep_artefacts(store, named)
+            check_hosted(named)
         state = next_state(change, standing.name, standing.state, lambda: why_ended(store, canonical))
         if closed is not None:  # before it runs: a closed task is never open, not even for a moment
             store.set_closed(hash_, closed, utc_now())

@@ -54,6 +54,24 @@ plugin_option = click.option(
 )
 
 
+def _read_artefacts(_: click.Context, __: click.Parameter, paths: tuple[Path, ...]) -> None:
+    from crowdml.artefacts import read_file
+
+    for path in paths:
+        read_file(path)
+
+
+artefact_option = click.option(
+    "--artefact",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    expose_value=False,
+    callback=_read_artefacts,
+    help="A public file that the task names by its SHA-256, such as an extractor's weights.",
+)
+
+
 class OutputError(CrowdmlError):
     """A result cannot be written where it was asked for."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crowdml.cli.numbers import MANY, Number, Whole
-from crowdml.cli.output import OutputError, Report, json_option, plugin_option
+from crowdml.cli.output import OutputError, Report, artefact_option, json_option, plugin_option
 
 if TYPE_CHECKING:
     from crowdml.server.logs import Shape
@@ -71,6 +71,7 @@ ONLY_HERE = (
               help="Number of check-ins between two snapshots of a task.")  # fmt: skip
 @click.option("--free-space", type=Number(0, 2**50), default=None, show_default="64",
               help="Refuse check-ins (507) while less than this many MiB are free on the disk.")  # fmt: skip
+@artefact_option
 @plugin_option
 @json_option
 def serve(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from crowdml.cli.numbers import Number, Whole
-from crowdml.cli.output import Report, json_option, make_table, plugin_option, size_text
+from crowdml.cli.output import Report, artefact_option, json_option, make_table, plugin_option, size_text
 from crowdml.cli.tables import table_options
 from crowdml.cli.task import SHIPPED_DATA, naming, usual_data
 from crowdml.errors import DataError, TaskError
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 @click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
 @click.option("--progress", "counted", is_flag=True, help="Print progress on stderr line by line, for programs.")
 @click.option("--plot", "plot_path", metavar="PATH", help="Draw accuracy over check-ins or rounds: .png, .svg, .pdf.")
+@artefact_option
 @plugin_option
 @json_option
 def simulate(
@@ -346,9 +347,7 @@ def _load(task: Task, name: str | None, named: int | None, devices: int | None, 
         budget = task.privacy.budget
         each = find(task).batch(task) if budget is None else budget.samples
         rows = min(max(10_000, (devices or 0) * each), 200_000)
-        data = blobs(
-            rows=rows, features=task.features.dimension, classes=task.classes, seed=named or 0, normalise="none"
-        )
+        data = blobs(rows=rows, features=task.features.width, classes=task.classes, seed=named or 0, normalise="none")
     else:
         data = load(name, normalise="none", columns=columns)
     if task.classes is not None and len(data.classes) != task.classes:
@@ -356,9 +355,9 @@ def _load(task: Task, name: str | None, named: int | None, devices: int | None, 
             f"task {task.name!r} has {task.classes} classes and data set {name!r} has {len(data.classes)} "
             f"({', '.join(data.classes)}). Change labels.classes, or name other data."
         )
-    if data.features != task.features.dimension:
+    if data.features != task.features.width:
         raise DataError(
-            f"task {task.name!r} has features.dimension = {task.features.dimension} and data set {name!r} has "
+            f"task {task.name!r} takes rows of {task.features.width} numbers and data set {name!r} has "
             f"{data.features} features. Change the task, or name other data."
         )
     if is_table(name) or task.features.low is not None:

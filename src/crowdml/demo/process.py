@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, consent_to
-from crowdml.device.joining import choose_task, fetch_task, list_tasks
+from crowdml.device.joining import choose_task, fetch_artefacts, fetch_task, list_tasks
 from crowdml.device.runner import Clock
 from crowdml.errors import CrowdmlError
 from crowdml.price import Price
@@ -210,6 +210,7 @@ async def join_fleet(client: Client, home: Folder, by: str, *, devices: int, **m
     task, protocol = await fetch_task(client, bytes.fromhex(chosen.hash))
     clock = Clock()
     home.make()
+    await fetch_artefacts(client, home, task)
     home.accept(task, replace(consent_to(Price.of(protocol, task)), by=by, at=clock.utc()))
     return Fleet(home, client, task, protocol, devices=devices, single=False, clock=clock, **more)
 

@@ -7,6 +7,7 @@
     authority.pem   the certificates by which the server is known, where the owner named some
     consent.json    which tasks the owner accepted, what was shown, who accepted it and when
     tasks/          those tasks, byte for byte
+    artefacts/      public files that those tasks name by hash, from the server
 
 The folder has mode 0700 and its files 0600. A file is replaced whole or not at all.
 """
@@ -23,6 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from crowdml import artefacts
 from crowdml.device.marks import Marked, Marks, read_marks
 from crowdml.errors import CrowdmlError, DataError, GuaranteeError, LedgerError, TaskError
 from crowdml.price import Price
@@ -35,7 +37,7 @@ from crowdml.texts import digits_below
 from crowdml.wire.keys import Key
 
 LEDGER, DEVICE, CONSENT, KEY, LOCK = "ledger.sqlite", "device.json", "consent.json", "key.pem", "lock"
-GIVEN, AUTHORITY = "given.log", "authority.pem"
+GIVEN, AUTHORITY, ARTEFACTS = "given.log", "authority.pem", "artefacts"
 
 
 @record
@@ -309,6 +311,22 @@ class Folder:
             return (self.path / "tasks" / f"{hash_.hex()}.json").read_bytes()
         except OSError as error:
             raise DataError(f"The accepted task {hash_.hex()[:12]} cannot be read: {error.strerror}.") from error
+
+    # --- public files that tasks name ---
+
+    def artefact(self, sha256: str) -> bytes | None:
+        """The artefact of this hash, if it is in the folder as it was."""
+        path = self.path / ARTEFACTS / f"{sha256}{artefacts.ENDING}"
+        try:
+            with path.open("rb") as file:
+                return artefacts.checked(file.read(artefacts.LARGEST + 1), sha256, str(path))
+        except (OSError, DataError):  # another file is fetched in its place
+            return None
+
+    def keep_artefact(self, data: bytes, sha256: str) -> None:
+        """Keep an artefact that was checked, whole or not at all."""
+        (self.path / ARTEFACTS).mkdir(mode=0o700, exist_ok=True)
+        self._replace(Path(ARTEFACTS) / f"{sha256}{artefacts.ENDING}", data)
 
     # --- the ledger ---
 

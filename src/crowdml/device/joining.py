@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from crowdml import artefacts
 from crowdml.device.client import Client
 from crowdml.device.folder import Folder, Server, readable_task
 from crowdml.device.marks import Marked
@@ -157,6 +158,38 @@ async def fetch_task(
         headers["Authorization"] = authorize(key, "GET", client.prefix + path, now=(clock or Clock()).now())
     answer = await client.request("GET", path, headers=headers, largest=LARGEST_TASK)
     return readable_task(answer.body, hash_)
+
+
+async def fetch_artefacts(client: Client, folder: Folder, task: Task) -> None:
+    """Have the public files that a task names: from the package, the folder, or GET /v1/artefacts/{sha256}.
+
+    What the server sends is kept if it has the hash that the task names and fits the task, and refused otherwise.
+    """
+    for sha256 in task.artefacts:
+        if not artefacts.is_here(sha256):
+            data = folder.artefact(sha256)
+            if data is None:
+                data = await _fetch_artefact(client, sha256)
+                folder.make()
+                folder.keep_artefact(data, sha256)
+            artefacts.admit(data, sha256, f"The artefact {sha256[:12]}")
+    if task.features.extractor is not None:
+        from crowdml.features.extractor import check_extractor  # for pictures alone
+
+        check_extractor(task.features.extractor, task.features.dimension)
+
+
+async def _fetch_artefact(client: Client, sha256: str) -> bytes:
+    try:
+        answer = await client.request("GET", f"/v1/artefacts/{sha256}", largest=artefacts.LARGEST)
+    except Problem as problem:
+        if problem.slug != "not-found":
+            raise
+        raise CrowdmlError(
+            f"{client.url} does not have the artefact {sha256[:12]} that its task names. Nothing was sent. Ask whoever "
+            "runs the study."
+        ) from problem
+    return artefacts.checked(answer.body, sha256, f"The artefact that {client.url} sent")
 
 
 async def enrol_device(client: Client, key: Key, code: str, task: bytes) -> tuple[Enrolled, bool]:

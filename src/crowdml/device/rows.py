@@ -154,7 +154,7 @@ class Text:
     @property
     def longest(self) -> int:
         """Bytes of a line that is read: from the task alone."""
-        return longest_line(max(self.columns, self.task.features.dimension + 1))
+        return longest_line(max(self.columns, self.task.features.width + 1))
 
     @property
     def is_readings(self) -> bool:
@@ -206,7 +206,7 @@ class Text:
 
     @property
     def _width(self) -> int:
-        return self.columns if self.is_readings else self.task.features.dimension
+        return self.columns if self.is_readings else self.task.features.width
 
     def rows(self, lines: Iterable[bytes | None], tell: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
         """A row for each line but the heading."""
@@ -268,14 +268,14 @@ def samples_of(rows: Sequence[Any], task: Task, faults: Faults) -> list[Sample]:
     stays: it is another reading. Their readings were counted where they were read.
     """
     norm, windows = task.features.norm, task.features.kind == "windows"
-    x, nothing = np.zeros((len(rows), task.features.dimension)), math.nan if task.classes is None else -1.0
+    x, nothing = np.zeros((len(rows), task.features.width)), math.nan if task.classes is None else -1.0
     labels: list[float | None] = []
     why: list[str | None] = []
     for place, given in enumerate(rows):
         row = _as_row(given)
         fault, label, numbers = row.why, _label(row.y, task), None
         if fault is None:
-            numbers, fault = _numbers(row.x, task.features.dimension)
+            numbers, fault = _numbers(row.x, task.features.width)
         if numbers is not None:
             x[place] = numbers
         labels.append(label)

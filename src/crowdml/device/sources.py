@@ -508,9 +508,9 @@ def _data_set(name: str, task: Task, seed: int | None) -> tuple[Any, list[Any]]:
 
     norm = task.features.norm.kind if task.features.low is None else "none"  # bounds are those of raw columns
     data = load(name, normalise=cast(Norm, norm), seed=seed)
-    if data.features != task.features.dimension:
+    if data.features != task.features.width:
         raise DataError(
-            f"data set {name!r} has {data.features} features, and task {task.name!r} takes {task.features.dimension}. "
+            f"data set {name!r} has {data.features} features, and task {task.name!r} takes {task.features.width}. "
             f"{NOTHING_SENT}"
         )
     if task.classes is not None and len(data.classes) > task.classes:

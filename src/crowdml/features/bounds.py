@@ -15,7 +15,7 @@ from typing import Protocol as Interface
 import numpy as np
 from numpy.typing import NDArray
 
-from crowdml.features.norms import into_ball
+from crowdml.features.norms import into_ball, normalise
 
 Bounds = Fraction | tuple[Fraction, ...] | None
 Floats = NDArray[np.float64]
@@ -27,19 +27,29 @@ class PublicFeatures(Interface):
     """What a task says of its features: `crowdml.task.Features`."""
 
     @property
+    def dimension(self) -> int: ...
+    @property
     def norm(self) -> Any: ...
     @property
     def low(self) -> Bounds: ...
     @property
     def high(self) -> Bounds: ...
+    @property
+    def extractor(self) -> Any: ...
 
 
 def prepared(features: PublicFeatures, x: NDArray[Any]) -> NDArray[np.float32]:
     """x [..., d] as devices learn from it -> float32 [..., d], each row in the ball of `features.norm`.
 
-    With bounds every column is held within them and scaled to [-1, 1] first. A row outside the ball is shrunk onto it;
-    one with a number that is not finite becomes the zero row, whatever its bounds.
+    With bounds every column is held within them and scaled to [-1, 1] first. With an extractor x holds pictures, and
+    their features are brought onto the sphere. A row outside the ball is shrunk onto it; one with a number that is not
+    finite becomes the zero row, whatever its bounds.
     """
+    if features.extractor is not None:
+        from crowdml.features.extractor import extract  # for pictures alone
+
+        found = extract(features.extractor, x, features.dimension)
+        return normalise(found, features.norm.kind, float(features.norm.bound))
     wide = np.asarray(x, dtype=np.float64)
     scale = scaling(features)
     if scale is not None:

@@ -45,6 +45,7 @@ from crowdml.wire.requests import LARGEST_CHECK, LARGEST_ENROLMENT, open_code, o
 log = logging.getLogger("crowdml.server")
 
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
+BINARY = "application/octet-stream"
 TASKS, PUBLICATION, CHECK_IN, ROUND = "/v1/tasks/", "/publication", "/check-in", "/round"
 MAILBOX, HELD, PLACES = "/mailbox", "/places", "/places/"
 NOTHING: Message = {"type": "http.response.body", "body": b""}
@@ -66,6 +67,7 @@ def make_app(hub: Hub) -> Front:
         Route("/v1/devices/{device}/statement", statement, methods=["GET"]),
         Route("/v1/devices/{device}/withdraw", withdraw, methods=["POST"]),
         Route("/v1/invitations/check", check_invitation, methods=["POST"]),
+        Route("/v1/artefacts/{sha256}", artefact, methods=["GET"]),
         Route("/v1/tasks", tasks, methods=["GET"]),
         Route("/v1/tasks/{task}", task, methods=["GET"]),
         Route("/v1/tasks/{task}/publication", in_front, methods=["GET"]),
@@ -529,6 +531,22 @@ async def task(request: Request) -> Response:
     scope_of = await admit_reader(hub, request.scope, runner.task.hash)
     headers = {"Cache-Control": f"{scope_of}, max-age=31536000, immutable", "ETag": f'"{runner.task.hash.hex()}"'}
     return Response(runner.task.canonical, 200, headers, media_type=JSON)
+
+
+async def artefact(request: Request) -> Response:
+    """GET /v1/artefacts/{sha256}: a public file that a task here names by its hash. It never changes; 304 if known.
+
+    Whoever knows the hash may read it, also where the task is closed: it holds nothing of anyone.
+    """
+    hub: Hub = request.app.state.hub
+    sha256 = request.path_params["sha256"]
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "ETag": f'"{sha256}"'}
+    data = hub.artefacts.get(sha256)
+    if data is None:
+        raise Problem("not-found", "No task of this server names an artefact of this hash.")
+    if any(tag.strip() in (headers["ETag"], "*") for tag in request.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(data, 200, headers, media_type=BINARY)
 
 
 async def publication_version(request: Request) -> Response:

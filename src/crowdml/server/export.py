@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from crowdml.artefacts import ENDING
 from crowdml.errors import DataError
 from crowdml.features.bounds import label_scale, scaling
 from crowdml.features.maps import MapSettings
@@ -19,6 +18,8 @@ from crowdml.models import KINDS, Mlp, describe_model
 from crowdml.price import Epsilons, Price
 from crowdml.protocol import Noisy
 from crowdml.protocols import find, gathering_of
+from crowdml.safetensors import pack_tensors
+from crowdml.server.artefacts import keep_artefacts
 from crowdml.server.histograms import Bar, bars_of, csv_file, is_histogram, json_file, no_onnx, tensors
 from crowdml.server.histograms import snippet as histogram_snippet
 from crowdml.server.onnx_graph import fitting_model, make_onnx
@@ -50,6 +51,8 @@ class Exported:
     """Cohorts that were added up; 0 where check-ins stand alone."""
     labels: Noisy | None = None
     """The crowd's noisy counts, where the outcome is a histogram."""
+    artefacts: Mapping[str, bytes] = field(default_factory=dict)
+    """Public files that the task names, by their SHA-256."""
     watched: Watched | None = None
     """How versions of it did on the operator's own rows; None where nobody looked."""
 
@@ -73,21 +76,9 @@ def export_model(store: Store, task: bytes) -> Exported:
         paid=Price.of(runner.fold.protocol, runner.task).after(most),
         cohorts=runner.totals,
         labels=None if tally is None else tally.labels,
+        artefacts=keep_artefacts(store, runner.task),
         watched=watched(store, runner.task),
     )
-
-
-def safetensors(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
-    """The format of the same name: the header's length in 8 bytes, a JSON header, then float32 tensors one by one."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    data = b""
-    for name, tensor in tensors.items():
-        raw = np.ascontiguousarray(tensor, "<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data
 
 
 def model_file(model: Exported) -> bytes:
@@ -96,7 +87,7 @@ def model_file(model: Exported) -> bytes:
     The layers follow one another, so the file's numbers are in either case the weights as devices see them. Of a
     histogram its columns.
     """
-    return safetensors(_tensors(model), _metadata(model))
+    return pack_tensors(_tensors(model), _metadata(model))
 
 
 def _tensors(model: Exported) -> dict[str, Any]:
@@ -222,6 +213,9 @@ def _features(task: Task) -> str:
     norm = task.features.norm
     bounds = "" if task.features.low is None else ", each clipped to public bounds and scaled to [-1, 1]"
     size = f"{norm.kind} norm at most {float(norm.bound):g}"
+    if task.features.extractor is not None:
+        made = f"made of pictures of {task.features.width} pixels by the public extractor"
+        return f"{task.features.dimension}, {made} `{task.features.extractor.sha256[:12]}`, {size}"
     return f"{task.features.kind}, {task.features.dimension} of them{bounds}, {size}"
 
 
@@ -342,7 +336,7 @@ def _numpy_snippet(model: Exported, file: str) -> str:
             "import json, numpy as np",
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
-            f"x = np.zeros((1, {task.features.dimension}))  # one row per sample; long rows shrink, as on a device:",
+            f"x = np.zeros((1, {task.features.width}))  # one row per sample; long rows shrink, as on a device:",
             *_scaling_lines(task),
             f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
         )
@@ -357,9 +351,9 @@ def _mlp_snippet(task: Task, model: Mlp, file: str, size: str) -> str:
     }[model.activation]
     names = list(task.labels.classes)
     last = f"np.array({names})[(x @ w[0] + w[1]).argmax(1)]" if names else _in_units(task, "(x @ w[0] + w[1])[:, 0]")
-    zeros, shrunk = f"x = np.zeros((1, {task.features.dimension}))", f"x = x / np.maximum(1, {size})"
+    zeros, shrunk = f"x = np.zeros((1, {task.features.width}))", f"x = x / np.maximum(1, {size})"
     rows = [f"{zeros}; {shrunk}  # long rows are shrunk"]
-    if task.features.low is not None:
+    if _scaling_lines(task):
         rows = [zeros, *_scaling_lines(task), f"{shrunk}  # long rows are shrunk"]
     return "\n".join(
         (
@@ -374,7 +368,13 @@ def _mlp_snippet(task: Task, model: Mlp, file: str, size: str) -> str:
 
 
 def _scaling_lines(task: Task) -> list[str]:
-    """Lines of a snippet that bring columns with bounds to [-1, 1], as the file's own metadata says."""
+    """Lines of a snippet that make features of pictures, or bring columns with bounds to [-1, 1]."""
+    extractor, norm = task.features.extractor, task.features.norm
+    if extractor is not None:
+        return [
+            "from crowdml.features.extractor import picture_features  # the file lies beside the model's",
+            f'x = picture_features("{extractor.sha256}{ENDING}", x, "{norm.kind}", {float(norm.bound):g})',
+        ]
     if task.features.low is None:
         return []
     return [
@@ -399,7 +399,7 @@ def _gram_snippet(model: Exported, file: str) -> str:
     last = f"np.array({list(task.labels.classes)})[scores.argmax(1)]" if task.classes else "scores[:, 0]"
     last = last if task.classes else _in_units(task, f"{float(task.labels.bound):g} * {last}")
     plain = table.get("kind", "identity") == "identity"
-    x = f"x = np.zeros((1, {task.features.dimension}), np.float32)  # one row for each sample"
+    x = f"x = np.zeros((1, {task.features.width}), np.float32)  # one row for each sample"
     scores = f"make_map(MapSettings(**{table}), {task.features.dimension})(x) @ weights"
     if plain:
         k = float(MapSettings(**task.protocol.get("map", {})).constant)
@@ -459,8 +459,12 @@ def _file(model: Exported, ending: str) -> bytes:
 
 
 def write_model(model: Exported, paths: Sequence[Path], write: Any) -> Path:
-    """The model, in the format that each path's ending names, and its card beside the first; the card's path."""
+    """The model, in the format that each path's ending names; beside the first its card and the task's artefacts.
+
+    It returns the card's path.
+    """
     made = [(path, _file(model, path.suffix)) for path in paths]  # all of them before any is written
+    made += [(paths[0].with_name(f"{sha256}{ENDING}"), data) for sha256, data in model.artefacts.items()]
     for path, data in made:
         with write(path) as draft:
             draft.write_bytes(data)

@@ -25,6 +25,7 @@ from crowdml.protocols import check_for_devices, find
 from crowdml.secagg import server as masking
 from crowdml.secagg.server import ServerRound
 from crowdml.server import plot_points
+from crowdml.server.artefacts import check_artefacts, keep_artefacts
 from crowdml.server.checks import SERVER_ID, SERVER_KEY
 from crowdml.server.closing import RoundNow
 from crowdml.server.codes import new_code
@@ -74,6 +75,7 @@ def check_hosted(task: Task, most: int = LARGEST_CHECK_IN) -> None:
     check_for_devices(task)
     if task.as_published:
         raise TaskError(f"task {task.name!r} runs as published: that is for the simulator alone.")
+    check_artefacts(task)
     check_sizes(task, find(task), most)  # before its arrays are made
     Fold(task)
 
@@ -136,6 +138,8 @@ class Hub:
     """Tasks that are put aside while the others are served."""
     closed: set[bytes] = field(default_factory=set)
     """Tasks whose publication and text only devices that joined may read."""
+    artefacts: dict[str, bytes] = field(default_factory=dict)
+    """Public files that the tasks name, by their SHA-256."""
     keys: dict[str, bytes] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     """How many answers there were of each kind, for /metrics."""
@@ -205,6 +209,7 @@ class Hub:
             clock=self.ticks,
             noise=self.noise,
         )
+        self.artefacts |= keep_artefacts(self.store, runner.task)
         self.runners[runner.task.hash] = runner
         self.states[runner.task.hash] = state
         ended = runner.fold.reason is not None and state == "running"  # and the server stopped before it wrote that

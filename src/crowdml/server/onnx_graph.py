@@ -48,6 +48,11 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
             f"protocol.map.kind = {task.protocol['map']['kind']!r}: its features are computed by crowdml, and are not "
             "written as ONNX. Export the model as .safetensors; its card has five lines that use it."
         )
+    if task.features.extractor is not None:
+        raise TaskError(
+            "features.extractor: how pictures are brought upright is not written as ONNX. Export the model as "
+            ".safetensors; its card has the lines that use it, and the extractor lies beside it."
+        )
     nodes: list[Any] = []
     constants: dict[str, Any] = {}
 

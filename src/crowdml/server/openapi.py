@@ -13,7 +13,7 @@ from crowdml import __version__
 from crowdml.wire.packing import LARGEST_INTEGER
 from crowdml.wire.problems import CONTENT_TYPE, PROBLEMS
 
-MSGPACK, JSON = "application/msgpack", "application/json"
+MSGPACK, JSON, BINARY = "application/msgpack", "application/json", "application/octet-stream"
 HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 DEVICE = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 
@@ -76,6 +76,9 @@ OPERATIONS = (
     Operation("post", "/v1/devices/{device}/withdraw", "Forget this device; what it gave stays in the model.",
               {200: JSON}, (*SIGNED, "too-large", "too-slow"), "application/octet-stream", schema="Withdrawn",
               signed="always"),
+    Operation("get", "/v1/artefacts/{sha256}", "A public file that a task names by its SHA-256; it never changes.",
+              {200: BINARY, 304: None}, ("not-found",), None, (("header", "If-None-Match", {"type": "string"}),),
+              headers=("ETag", "Cache-Control")),
     Operation("get", "/v1/tasks", "What runs here, and what it costs.", {200: JSON}, schema="Tasks"),
     Operation("get", "/v1/tasks/{task}", "The task itself; its SHA-256 is its name.", {200: JSON}, READER,
               schema="Task", headers=("ETag", "Cache-Control"), signed="if closed"),
@@ -118,6 +121,7 @@ OPERATIONS = (
 OPTIONAL = ("If-None-Match", "round", "after")
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "task": HASH,
+    "sha256": HASH,
     "device": DEVICE,
     "version": {"type": "integer", "minimum": 0},
     "place": {"type": "integer", "minimum": 0},

@@ -145,7 +145,7 @@ def _too_large(where: object, found: str) -> DataError:
 
 
 def _read_csv(task: Task, path: Path, label: str | None, ignore: Sequence[str]) -> tuple[Array, Array]:
-    names, dimension = {name: place for place, name in enumerate(task.labels.classes)}, task.features.dimension
+    names, dimension = {name: place for place, name in enumerate(task.labels.classes)}, task.features.width
     x, y, longest = array("f"), array("f"), longest_line(dimension + 1)
     mark, width, order = ",", dimension + 1, None
     try:
@@ -259,9 +259,9 @@ def _read_dataset(task: Task, name: str) -> OwnRows:
 
 def _checked(task: Task, x: Array, y: Array, where: str) -> tuple[Array, Array]:
     """float32, and within what the task's devices may have."""
-    if len(x) and x.shape[1] != task.features.dimension:
+    if len(x) and x.shape[1] != task.features.width:
         raise DataError(
-            f"{where} has rows of {x.shape[1]:,} numbers, and the task takes {task.features.dimension:,}. Nothing was "
+            f"{where} has rows of {x.shape[1]:,} numbers, and the task takes {task.features.width:,}. Nothing was "
             "written."
         )
     narrow, labels, fits = np.empty(x.shape, np.float32), np.empty(len(x), np.float32), np.empty(len(x), bool)

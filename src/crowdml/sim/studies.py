@@ -229,9 +229,9 @@ def _rows(task: Task, X: Any, y: Any) -> tuple[Array, Array]:
         raise DataError(
             f"X has shape {x.shape} and y {labels.shape}: X is a table [n, d] with a label in y for each row."
         )
-    if x.shape[1] != task.features.dimension:
+    if x.shape[1] != task.features.width:
         raise DataError(
-            f"task {task.name!r} has features.dimension = {task.features.dimension}, and X has {x.shape[1]} columns. "
+            f"task {task.name!r} takes rows of {task.features.width} numbers, and X has {x.shape[1]} columns. "
             "Change the task, or give other rows."
         )
     x = inside(task, x)
@@ -281,7 +281,7 @@ def unusable_cell(X: Any) -> str | None:
 def inside(task: Task, x: Array) -> Array:
     """Rows as a device prepares them; without bounds, rows that lie in the ball already stay as they are."""
     norm = task.features.norm
-    if task.features.low is not None:
+    if task.features.low is not None or task.features.extractor is not None:
         return prepared(task.features, x)
     fits = np.linalg.norm(x.astype(np.float64), 1 if norm.kind == "l1" else 2, axis=1) <= float(norm.bound)
     if fits.all() and x.dtype == np.float32:

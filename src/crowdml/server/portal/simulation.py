@@ -59,7 +59,7 @@ def suitable_data(task: Task) -> tuple[str, ...]:
     """
     if task.classes is None:
         return ()
-    shape = task.features.dimension, task.classes
+    shape = task.features.width, task.classes
     fitting = [each for each in catalogue() if each.name != "synthetic" and (each.features, each.classes) == shape]
     here = sorted((each for each in fitting if each.found), key=lambda each: each.name != task.name)
     return (*(each.name for each in here), "synthetic", *(each.name for each in fitting if not each.found))
