@@ -20,12 +20,12 @@ from crowdml.arrays import Array, Integers, Samples, fold, namespace
 from crowdml.channels import combining
 from crowdml.errors import TaskError
 from crowdml.protocols import find
-from crowdml.robust import RULES, Combine, combine_rows
+from crowdml.robust import RULES, Combine, bucket_ranks, combine_rows
 from crowdml.settings import choose
 from crowdml.task import Task
 from crowdml.turn import Tamper
 
-__all__ = ["ATTACKS", "Attackers", "make_attack"]
+__all__ = ["ATTACKS", "Attackers", "make_attack", "read_attackers"]
 
 TIMES = 10
 """How many times as much liars say that scale something."""
@@ -62,11 +62,17 @@ ATTACKS: Mapping[str, str] = {
 """Each attack, and what a device does that attacks so."""
 TOGETHER = ("alie", "inner-product", "mimic", "min-max", "alie-search", "inner-product-search")
 """Attacks of liars who know what all devices of a round say."""
+SIMULATED: Mapping[str, str] = {
+    **dict.fromkeys(TOGETHER, "its liars know what all devices of a round say, and devices of a fleet do not"),
+    "sybil": "its liars choose their cohorts, and devices of a fleet meet as they come",
+    "no-noise": "it would send samples without their noise, and a fleet may hold somebody's",
+}
+"""Attacks that a simulation alone can have, and why."""
 
 
 @dataclass(frozen=True)
 class Attackers:
-    """A share of a crowd that lies in one way."""
+    """A share of a crowd that lies, in one way or in several ways by turns ("sign-flip,gaussian")."""
 
     share: float
     attack: str
@@ -74,7 +80,13 @@ class Attackers:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise TaskError(f"liars = {self.share:g}: a share of the devices, from 0 to 1.")
-        choose("attack", self.attack, tuple(ATTACKS))
+        for name in self.names:
+            choose("attack", name, tuple(ATTACKS))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each way to lie."""
+        return tuple(name.strip() for name in self.attack.split(","))
 
     def count(self, devices: int) -> int:
         """How many of so many devices lie."""
@@ -82,8 +94,28 @@ class Attackers:
 
     def of(self, task: Task, order: Sequence[int] | Integers) -> dict[int, Tamper]:
         """The devices that lie, and what they do: the first of all devices in this order, which the caller drew."""
-        tamper = make_attack(self.attack, task)
-        return {int(device): tamper for device in order[: self.count(len(order))]}
+        ways = [make_attack(name, task) for name in self.names]
+        lying = order[: self.count(len(order))]
+        return {int(device): ways[number % len(ways)] for number, device in enumerate(lying)}
+
+    def live(self, task: Task, devices: int) -> dict[int, Tamper]:
+        """The devices of a fleet that lie, by number. Who lies is a public hash of the number: a fleet that is started
+        again has the same liars."""
+        for name in self.names:
+            if name in SIMULATED:
+                raise TaskError(f"attack {name!r} is for simulations: {SIMULATED[name]}. Nothing was sent.")
+        return self.of(task, np.argsort(bucket_ranks(np.int64(devices), devices)))
+
+
+def read_attackers(task: Task, share: float | None, attack: str | None) -> Attackers | None:
+    """What `--liars` and `--attack` ask for; None where nobody lies."""
+    if share is None and attack is None:
+        return None
+    if share is None or attack is None:
+        raise TaskError("--liars says how many devices lie, and --attack what they do. Name both.")
+    if int(task.protocol.get("peers", 0)) or task.model["kind"] == "histogram":
+        raise TaskError(f"task {task.name!r}: --liars and --attack are for tasks whose server learns a model.")
+    return Attackers(share, attack)
 
 
 def make_attack(name: str, task: Task) -> Tamper:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from crowdml.protocols import find
 from crowdml.server.limits import Limits
 from crowdml.server.serve import Started, serve
 from crowdml.task import Task, parse
+from crowdml.turn import Tamper
 
 SMALL = """
 name = "{name}"
@@ -143,6 +144,7 @@ async def take_part(
     time_: QuickClock | None = None,
     new_data: bool = False,
     waits: bool = True,
+    liars: Mapping[int, Tamper] | None = None,
     **options: Any,
 ) -> tuple[Fleet, Any]:
     """Enrol where there is a code, and run until the end. `waits`: whether the samples wait at their source."""
@@ -150,7 +152,7 @@ async def take_part(
     found, protocol = home.accepted(task.hash)
     clock = (time_ or QuickClock()).clock
     fleet = Fleet(home, client, found, protocol, devices, devices == 1, clock, Patience(0.1, 10.0))
-    fleet.new_data = new_data
+    fleet.new_data, fleet.liars = new_data, liars or {}
 
     def source(number: int) -> FileSource:
         made = FileSource(f"rows {number}", samples[number::devices] if devices > 1 else samples, found)

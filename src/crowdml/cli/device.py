@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from crowdml.device.sources import SampleSource
     from crowdml.price import Price
     from crowdml.task import Task
+    from crowdml.turn import Tamper
 
 T = TypeVar("T")
 
@@ -73,6 +74,18 @@ header_option = click.option(
 )
 label_option = click.option("--label", metavar="COLUMN", help="Of a CSV file: the column of labels. Default: the last.")
 ignore_option = click.option("--ignore", metavar="COLUMN", multiple=True, help="Of a CSV file: a column to leave out.")
+liars_option = click.option(
+    "--liars",
+    "share",
+    type=Number(0, 1),
+    metavar="P",
+    help="To test a study of your own: this share of the devices lies, as --attack says.",
+)
+attack_option = click.option(
+    "--attack",
+    metavar="NAMES",
+    help="What liars do: sign-flip, label-flip... Several, with commas between, take turns.",
+)
 seed_option = click.option(
     "--seed", type=Whole(0, 2**63 - 1), help="The seed of the data set 'synthetic'; for no other source."
 )
@@ -211,6 +224,8 @@ def join(
 @seconds_option
 @new_data_option
 @seed_option
+@liars_option
+@attack_option
 @plugin_option
 @json_option
 def fleet(
@@ -231,12 +246,15 @@ def fleet(
     seconds: float | None,
     new_data: bool,
     seed: int | None,
+    share: float | None,
+    attack: str | None,
     json_path: str | None,
 ) -> None:
     """Run many real devices in one process, for trials and load tests. LINK must be an invitation for that many.
 
     LINK is https://.../join/CODE. You can also give the server's address and the CODE.
     """
+    from crowdml.attacks import read_attackers
     from crowdml.device.folder import Folder
     from crowdml.device.joining import read_link
     from crowdml.device.places import needs_place
@@ -251,7 +269,9 @@ def fleet(
     home = Folder(folder)
     attempt, rows = Attempt(home), RowCheck(report, source, home, uneven=device is not None)
 
-    def prepare(task: Task) -> list[SampleSource]:
+    def prepare(task: Task) -> tuple[list[SampleSource], dict[int, Tamper]]:
+        attackers = read_attackers(task, share, attack)
+        lying = {} if attackers is None else attackers.live(task, devices)
         if needs_place(task, find(task)) and devices > len(task.places):
             raise OutputError(
                 f"Task {task.name!r} lists {len(task.places)} places, and each takes one device. Nothing was sent. Say "
@@ -260,13 +280,15 @@ def fleet(
         columns: Any = {"header": _yes_or_no(header), "label": label, "ignore": ignore, "device": device}
         readers = deal_sources(source, task, devices, seed=seed, tell=report.line, **columns)
         rows.look_at(task, readers)
-        return readers
+        return readers, lying
 
     async def work(client: Client) -> Summary:
-        crowd, readers = await _welcome(
+        crowd, (readers, lying) = await _welcome(
             report, client, home, wanted, yes, code, ca, attempt, devices=devices, single=False, prepare=prepare
         )
-        crowd.new_data, crowd.say = new_data, report.note
+        crowd.new_data, crowd.say, crowd.liars = new_data, report.note, lying
+        if lying:
+            report.line(f"{len(lying)} of {devices} devices of this fleet lie ({attack}), to test a study of your own.")
         with report.progress() as bar:
             shown = bar.add_task("devices enrolled", total=devices)
             await crowd.enrol(code, ca, lambda n: bar.advance(shown, n))
@@ -285,6 +307,7 @@ def fleet(
         ("bytes sent up", size_text(summary.bytes_up)),
         ("bytes sent down", size_text(summary.bytes_down)),
         ("stopped by", ", ".join(f"{kind} {count}" for kind, count in summary.endings.items())),
+        *([("devices that lied, for a test", f"{summary.liars:,}")] if summary.liars else []),
         ("rows that could not be used", f"{sum(summary.unreadable.values()):,}"),
     ):
         table.add_row(name, value)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from crowdml.arrays import Samples
-    from crowdml.attacks import Attackers
     from crowdml.datasets import Dataset
     from crowdml.datasets.tables import Columns
     from crowdml.sim.studies import Study
@@ -66,7 +65,9 @@ if TYPE_CHECKING:
 )
 @click.option("--liars", type=Number(0, 1), metavar="P", help="The share of the devices that lies, as --attack says.")
 @click.option(
-    "--attack", metavar="NAME", help="What liars do: sign-flip, unreliable, alie... A name that is not known lists all."
+    "--attack",
+    metavar="NAMES",
+    help="What liars do: sign-flip, alie... Several, with commas between, take turns. An unknown name lists all.",
 )
 @click.option("--population", type=click.Choice(["iid", "by_class", "by_user"]), help="Who holds which samples.")
 @click.option("--progress", "counted", is_flag=True, help="Print progress on stderr line by line, for programs.")
@@ -100,12 +101,13 @@ def simulate(
     report = Report(json_path, plot_path)
     found = find_task(task)
 
+    from crowdml.attacks import read_attackers
     from crowdml.price import check_budget
     from crowdml.protocols import find, rehearse
 
     with naming(task):
         rehearse(found)
-    attackers = _attackers(found, liars, attack)
+    attackers = read_attackers(found, liars, attack)
     if int(found.protocol.get("peers", 0)):
         _city(
             report,
@@ -166,20 +168,6 @@ def _outlook(task: Task, data: Dataset, devices: int) -> str | None:
     shape = expected_crowd(task, devices, max(1, len(data.y_train) // devices))
     told = shape and outlook(task, shape)
     return told and told.sentence
-
-
-def _attackers(task: Task, liars: float | None, attack: str | None) -> Attackers | None:
-    """The share of the crowd that lies; None where nobody does."""
-    if liars is None and attack is None:
-        return None
-    if liars is None or attack is None:
-        raise TaskError("--liars says how many devices lie, and --attack what they do. Name both.")
-    if int(task.protocol.get("peers", 0)) or task.model["kind"] == "histogram":
-        raise TaskError(f"task {task.name!r}: --liars and --attack are for tasks whose server learns a model.")
-
-    from crowdml.attacks import Attackers
-
-    return Attackers(liars, attack)
 
 
 def _marked(report: Report, task: Task, result: dict[str, Any]) -> dict[str, Any]:

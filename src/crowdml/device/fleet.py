@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -29,6 +29,7 @@ from crowdml.records import record
 from crowdml.storage import Ledger
 from crowdml.storage.ledger import paid_in
 from crowdml.task import Task
+from crowdml.turn import Tamper
 from crowdml.wire.keys import Key
 from crowdml.wire.problems import Problem
 
@@ -85,6 +86,8 @@ class Summary:
     """What became of letters, where devices have peers."""
     unreadable: dict[str, int] = field(default_factory=dict)
     """How many rows could not be used, by reason: for the owner alone."""
+    liars: int = 0
+    """Devices that lied, to test a study."""
 
 
 @record
@@ -132,6 +135,8 @@ class Fleet:
     """Where peers on the same network may bring a single device their letters themselves."""
     peers: dict[int, str] = field(default_factory=dict)
     """By place, the addresses of peers that a single device brings its own letters to."""
+    liars: Mapping[int, Tamper] = field(default_factory=dict)
+    """Devices that lie, by number, to test a study of one's own."""
     peering: Peering | None = None
     runners: list[Runner] = field(default_factory=list)
     _is_ended: bool = False
@@ -257,6 +262,7 @@ class Fleet:
                         offers=offers,
                         place=self.place_of(number),
                         is_new=number in self.new,
+                        tamper=self.liars.get(number),
                         tell=self.tell,
                     )
                 )
@@ -356,6 +362,7 @@ class Fleet:
             reason=ended[0].reason if ended else "The time was over.",
             problems=dict(sum((each.problems for each in counts), Counter())),
             letters=self._letters(),
+            liars=len(self.liars),
             unreadable=dict(sum((Counter(runner.source.faults.counts) for runner in self.runners), Counter())),
         )
 

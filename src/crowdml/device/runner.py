@@ -55,7 +55,7 @@ from crowdml.records import record
 from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
 from crowdml.texts import count_text
-from crowdml.turn import Outcome, device_turn, first_turn
+from crowdml.turn import Outcome, Tamper, device_turn, first_turn
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import LARGEST_INTEGER, pack
@@ -381,6 +381,7 @@ class Runner:
         offers: Offers | None = None,
         place: int = -1,
         is_new: bool = False,
+        tamper: Tamper | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         if needs_place(task, protocol) and not 0 <= place < len(task.places):
@@ -393,6 +394,8 @@ class Runner:
         self.conditions, self.clock = conditions or Conditions(), clock or Clock()
         self.patience, self.noise = patience or Patience(), noise or SystemSource()
         self.most, self.new_data, self.tell, self.place = most, new_data, tell, place
+        self.tamper = tamper
+        """How this device lies, where a fleet tests a study. It is charged as an honest one."""
         self.counts = Counts()
         self.path = f"/v1/tasks/{task.hash.hex()}"
         self._table = protocol.mechanisms(task)
@@ -679,6 +682,7 @@ class Runner:
             return device_turn(
                 self.protocol, self.task, self._state, event,
                 noise=noise, me=self.member.key.id, trip=self._trips, place=self.place, now=self.clock.now(),
+                tamper=self.tamper,
             )  # fmt: skip
 
     def _sealed_messages(self, turn: Outcome) -> list[Envelope]:
