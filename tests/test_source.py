@@ -48,6 +48,7 @@ LIBRARY = CORE | {
     "buffer",
     "wire",
     "storage",
+    "second_moments",
     "protocols",
     "attacks",
     "suggest",
@@ -80,7 +81,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy": BOTTOM | {"task"},  # rows have the task's noise
     "messages": BOTTOM | {"privacy"},
     "robust": BOTTOM | {"settings"},
-    "channels": BOTTOM | {"settings", "privacy", "task", "messages", "robust"},
+    "ratings": BOTTOM,
+    "channels": BOTTOM | {"settings", "privacy", "task", "messages", "robust", "features", "ratings"},
     "protocol": BOTTOM | {"settings", "privacy", "task", "shape", "messages", "channels", "models"},
     "turn": BOTTOM | {"privacy", "task", "messages", "channels", "protocol"},
     "plugin": CORE | {"models", "features"},  # what authors of plug-ins import
@@ -89,7 +91,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "buffer": CORE,
     "wire": CORE,
     "storage": CORE | {"wire"},  # the server's journal keeps what was signed
-    "protocols": CORE | {"models", "features"},
+    "second_moments": CORE | {"models", "features"},
+    "protocols": CORE | {"models", "features", "second_moments"},
     "device": LIBRARY,
     "server": LIBRARY,
     "sim": LIBRARY,

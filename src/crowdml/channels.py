@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 from typing import Protocol as Interface
@@ -19,9 +20,13 @@ import numpy as np
 
 from crowdml.arrays import Array, Integers, namespace
 from crowdml.errors import LeakError, ProtocolError, TaskError
+from crowdml.features.bounds import label_scale
 from crowdml.messages import Public, message, releases_of, total
-from crowdml.privacy.mechanisms import Mechanism
-from crowdml.privacy.private import Masked, Private, Release
+from crowdml.privacy.grid import COUNTS, Grid
+from crowdml.privacy.mechanisms import FromPublic, Mechanism, Selection
+from crowdml.privacy.private import Masked, Private, Release, Rows
+from crowdml.privacy.sensitivity import L1
+from crowdml.ratings import rate_classes, rate_numbers
 from crowdml.records import record
 from crowdml.robust import Combine, block_width, bucket_ranks, combine_blocks
 from crowdml.settings import read_section
@@ -42,10 +47,17 @@ __all__ = [
     "fields_heard",
     "heard_by",
     "let_out",
+    "root_table",
     "rows_in",
+    "weigh_uploads",
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+FINE = 1024
+"""Steps between a rating of 0 and one of 1, where numbers are rated."""
+LEAST = 0.05
+"""What a label counts at the least where ratings divide by it and the task says nothing."""
 
 
 class Channel(enum.Enum):
@@ -130,24 +142,29 @@ def let_out(made: Any, task: Task, ctx: Any, rows: Mapping[str, Private[Any]], *
     return made(**given, **public) if task.masking is None else made.masked(**given)
 
 
-def heard_by(made: Any, handler: Any, rows: Collection[str] | None = None) -> dict[type, Any]:
+def heard_by(made: Any, handler: Any, rows: Collection[str] | None = None, *, tried: Any = None) -> dict[type, Any]:
     """One server handler for a check-in of one device, for a cohort's total, and for a round that a rule combined.
 
-    `rows` are those that a rule combines, without them all. The others add up.
+    `rows` are those that a rule combines, without them all. The others add up. A rule that rates uploads asks what the
+    model would be if the round had one upload alone: the state that `tried` makes of it, or without it the handler.
     """
     kinds = [made] if hasattr(made, "kind") else []
     if made.total is None:
         return dict.fromkeys(kinds, handler)
 
     def close(task: Task, state: Any, event: Gathered, ctx: Any) -> Any:
-        return handler(task, state, combined(made, task, event, rows), ctx)
+        weights = weigh_uploads(made, task, state, event, ctx, tried or handler)
+        return handler(task, state, combined(made, task, event, rows, weights), ctx)
 
     return {**dict.fromkeys([*kinds, made.total], handler), Gathered: close}
 
 
-def combined(made: Any, task: Task, event: Gathered, rows: Collection[str] | None = None) -> Any:
+def combined(
+    made: Any, task: Task, event: Gathered, rows: Collection[str] | None = None, weights: Array | None = None
+) -> Any:
     """A closed round as one total, by the rule of `protocol.combine`: as many times what the rule makes of the means
-    of its uploads as there are devices in them."""
+    of its uploads as there are devices in them. A rule that asks for rows of the server's own is given as the `weights`
+    [M] that it came to."""
     by, uploads = combining(task), event.uploads
     if by is None:
         raise ProtocolError("a round was closed, and protocol.combine does not say by which rule it is combined.")
@@ -158,7 +175,11 @@ def combined(made: Any, task: Task, event: Gathered, rows: Collection[str] | Non
         if rows is not None and row not in rows:
             sums[row] = sum(each.sum(0) for each in uploads.blocks(row))
             continue
-        found = combine_blocks(lambda row=row: _means(uploads, row), uploads.count, by, ranks) * devices.sum()
+        if weights is None:
+            found = combine_blocks(lambda row=row: _means(uploads, row), uploads.count, by, ranks)
+        else:
+            found = xp.concatenate([weights @ some for some in _means(uploads, row)])
+        found = found * devices.sum()
         whole = xp is np and next(uploads.blocks(row, 1)).dtype.kind in "iu"
         sums[row] = np.rint(found).astype(np.int64) if whole else found
     return total(made.total.kind, sums, devices=devices.sum().astype(xp.int32), version=event.round)
@@ -169,6 +190,71 @@ def _means(uploads: Uploads, row: str) -> Iterator[Array]:
     for _, some in uploads.columns(row, block_width(uploads.count)):
         xp = namespace(some)
         yield some / uploads.devices[:, None].astype(np.float64 if xp is np else xp.float32)
+
+
+# --- rows of the server's own ---
+
+
+def root_table(task: Task) -> Mapping[str, Mechanism]:
+    """What the rule of `protocol.combine` lets out of rows of the server's own: public scores, or a charged choice."""
+    by = combining(task)
+    if by is None or not by.rooted or by.keep is None or by.rows is None:
+        return {}
+    covers = Rows(0, by.rows)
+    if by.rule == "top":
+        return {"scores": FromPublic(covers, "how well each upload does on public rows of the operator's")}
+    low, high, grid = (0, 1, COUNTS) if task.classes is not None else (-FINE, FINE, Grid(Fraction(1, FINE)))
+    moved = Fraction(high - low)
+    if task.as_published:  # eq. (7) takes 1/2 for accuracies, and 1 for numbers, however many rows there are
+        moved = max(moved, by.rows * Fraction(high, 2 if task.classes is not None else 1))
+    epsilon = by.epsilon or Fraction(0)
+    said = f"which {by.keep} uploads were taken, drawn by how well they do on rows of the operator's own"
+    return {"chosen": Selection(by.keep, low, high, L1(moved), epsilon, covers, said, grid)}
+
+
+def weigh_uploads(made: Any, task: Task, state: Any, event: Gathered, ctx: Any, tried: Any) -> Array | None:
+    """[M]: what each upload counts in the result, by a rule that asks for rows of the server's own; else None.
+
+    All that is known of these rows passes the server's door, so that the journal has it and a replay needs no rows.
+    """
+    by, count = combining(task), event.uploads.count
+    if by is None or not by.rooted or by.keep is None:
+        return None
+    by.check(count)
+
+    def rated(rows: Any) -> Array:
+        found = np.empty((len(rows), count), np.float32)
+        for place, one in enumerate(_each_alone(made, event)):
+            said = ctx.predict(tried(task, state, one, ctx).state, rows.x)
+            found[:, place] = _rate(task, by, said, rows.y)
+        return found
+
+    if by.rule == "top":
+        scores = np.asarray(ctx.release("scores", ctx.rows.map(lambda rows: rated(rows).mean(0)[None])).value)
+        taken = np.argsort(-scores, kind="stable")[: by.keep]
+    else:
+        taken = np.asarray(ctx.release("chosen", ctx.rows.map(rated)).value)
+    weights = np.zeros(count)
+    weights[taken] = 1 / by.keep
+    return weights
+
+
+def _each_alone(made: Any, event: Gathered) -> Iterator[Any]:
+    """Each upload of a round as a total of its own."""
+    uploads = event.uploads
+    parts = {
+        row: (one[0] for block in uploads.blocks(row) for one in np.split(block, len(block))) for row in uploads.rows
+    }
+    for devices in uploads.devices:
+        one = {row: next(each) for row, each in parts.items()}
+        yield total(made.total.kind, one, devices=np.int32(devices), version=event.round)
+
+
+def _rate(task: Task, by: Combine, said: Array, labels: Array) -> Array:
+    if task.classes is not None:
+        return rate_classes(said, labels)
+    middle, half = label_scale(task.labels)
+    return rate_numbers(middle + half * said, middle + half * labels, float(by.least or LEAST))
 
 
 # --- what a message may hold ---

@@ -13,7 +13,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from crowdml.arrays import Array, Integers, Samples, namespace
-from crowdml.channels import NUMBER, Channel, Field, Gathering, combining, default_channel, fields_heard, let_out
+from crowdml.channels import (
+    NUMBER,
+    Channel,
+    Field,
+    Gathering,
+    combining,
+    default_channel,
+    fields_heard,
+    let_out,
+    root_table,
+)
 from crowdml.channels import Gathered as Gathered
 from crowdml.errors import ProtocolError
 from crowdml.messages import SERVER, Address
@@ -134,6 +144,10 @@ def _shut_masked(row: str, private: Private[Any]) -> Masked[Integers]:
     raise ProtocolError(f"There is no door in this step, so nothing can leave as {row!r}, masked or not.")
 
 
+def _untried(state: Any, x: Array) -> Array:
+    raise ProtocolError("A device's handler has no state of the server's, so it asks no model what it would say.")
+
+
 @record
 class Context:
     """What the shell hands to a handler: who, when, and the door, for anyone to see (`release`) or under masks."""
@@ -149,6 +163,8 @@ class Context:
     """Where in the task's public list of places this device stands; -1: nowhere."""
     rows: Private[Samples] | None = None
     """Rows of the server's own, when a round closes or its timer wakes it: for its own door alone."""
+    predict: Callable[[Any, Array], Array] = _untried
+    """What the model in a state of the server's says of x [n, dimension]."""
 
 
 Handler = Callable[[Task, Any, Any, Context], Step[Any]]
@@ -197,10 +213,6 @@ class Tally:
 
 def _untold(task: Task, state: Any) -> Tally | None:
     return None
-
-
-def _nothing(task: Task) -> Mapping[str, Mechanism]:
-    return {}
 
 
 @lru_cache(maxsize=256)
@@ -294,8 +306,9 @@ class Protocol:
     """What `predict` decides by: a score for each class [n, c], or one [n], above 0 for the second of two classes."""
     gathering: Callable[[Task], Gathering] | None = None
     """When a round of uploads closes; asked where `channel` says GATHERED. Left out: as `protocol.combine` says."""
-    server_mechanisms: Callable[[Task], Mapping[str, Mechanism]] = _nothing
-    """What the server may release from rows of its own, through its own door."""
+    server_mechanisms: Callable[[Task], Mapping[str, Mechanism]] = root_table
+    """What the server may release from rows of its own, through its own door. Left out: what `protocol.combine` asks
+    for."""
     peers: Callable[[Task], Sequence[tuple[int, ...]]] | None = None
     """For each place of the task, the places that a device there writes to and hears from: the server relays what they
     say (`address_of` them, and of nobody else). None, or none of them: all that is said is said to the server."""

@@ -33,7 +33,7 @@ from crowdml.errors import TaskError
 from crowdml.settings import Between, OneOf, Positive
 from crowdml.texts import count_text
 
-__all__ = ["RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "rules_for"]
+__all__ = ["ROOTED", "RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "rules_for"]
 
 WEISZFELD_STEPS, CLIPPING_STEPS = 32, 3
 SMOOTHING = 1e-6
@@ -56,6 +56,10 @@ RULES: Mapping[str, tuple[int, int]] = {
 }
 """Each rule, and the fewest uploads with which it stands f lies: a f + b. Only the mean stands none."""
 
+ROOTED = ("top", "exponential")
+"""Rules that rate uploads on rows of the server's own: `top` takes the best on public rows, and `exponential` draws by
+the exponential mechanism, for a charge to private ones."""
+
 COUNTING = ("trimmed-mean", "krum", "multi-krum", "bulyan")
 """Rules that ask how many uploads may be lies."""
 BY_COLUMN = ("mean", "median", "trimmed-mean")
@@ -66,7 +70,7 @@ BY_COLUMN = ("mean", "median", "trimmed-mean")
 class Combine:
     """How a closed round of uploads becomes one, such as { rule = "median", uploads = 11 }."""
 
-    rule: Annotated[str, OneOf(*RULES)]
+    rule: Annotated[str, OneOf(*RULES, *ROOTED)]
     """The rule: docs/robust.md has what each of them costs and stands."""
     uploads: Annotated[int, Between(1, 1_000_000)]
     """How many uploads close a round; under masks, how many cohorts."""
@@ -75,13 +79,19 @@ class Combine:
     before: Annotated[str, OneOf("nnm", "bucketing")] | None = None
     """What is done to the uploads first: mixing each with its nearest ones, or means of buckets."""
     keep: Annotated[int, Between(1, 1_000_000)] | None = None
-    """How many uploads Multi-Krum averages. Without it, M - f - 2."""
+    """How many uploads Multi-Krum averages, M - f - 2 without it, or a rule that rates uploads."""
     bucket: Annotated[int, Between(2, 1_000_000)] | None = None
     """How many uploads bucketing puts into a bucket. Without it, 2."""
     minimum: Annotated[int, Between(1, 1_000_000)] | None = None
     """The fewest uploads with which a round closes when its time is over. Without it, all of them."""
     seconds: Annotated[Fraction, Positive()] | None = None
     """After how many seconds a round closes with what is there. Without it, a round waits for all its uploads."""
+    rows: Annotated[int, Between(1, 1_000_000)] | None = None
+    """How many rows of its own the server has at most, on which it rates uploads."""
+    epsilon: Annotated[Fraction, Positive()] | None = None
+    """What a row of the server's own pays for each round that the exponential mechanism draws."""
+    least: Annotated[Fraction, Positive()] | None = None
+    """The least that a label counts where ratings of numbers divide by it."""
 
     def __post_init__(self) -> None:
         where = "protocol.combine"
@@ -95,9 +105,18 @@ class Combine:
                 f"{where}.minimum is missing: after {where}.seconds = {float(self.seconds):g} a round closes with at "
                 "least so many uploads."
             )
-        for key, value, of in (("keep", self.keep, "multi-krum"), ("bucket", self.bucket, "bucketing")):
-            if value is not None and of not in (self.rule, self.before):
-                raise TaskError(f"{where}.{key} = {value}: a setting of {of!r} alone. Leave it out.")
+        settings: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+            ("keep", self.keep, ("multi-krum", *ROOTED)), ("bucket", self.bucket, ("bucketing",)),
+            ("rows", self.rows, ROOTED), ("epsilon", self.epsilon, ("exponential",)), ("least", self.least, ROOTED),
+        )  # fmt: skip
+        for key, value, of in settings:
+            if value is not None and self.rule not in of and self.before not in of:
+                said = float(value) if isinstance(value, Fraction) else value
+                raise TaskError(
+                    f"{where}.{key} = {said:g}: a setting of {' or '.join(map(repr, of))} alone. Leave it out."
+                )
+        if self.rooted:
+            self._check_rooted(where)
         if self.compares and self.uploads > MOST_COMPARED:
             asks = self.before if self.rule in BY_COLUMN else self.rule
             raise TaskError(
@@ -105,6 +124,22 @@ class Combine:
                 f"{MOST_COMPARED:,}. Take fewer, or a median."
             )
         self.check(self.fewest)
+
+    def _check_rooted(self, where: str) -> None:
+        needed = {"keep": self.keep, "rows": self.rows}
+        needed |= {"epsilon": self.epsilon} if self.rule == "exponential" else {}
+        helps = {"keep": "how many uploads it takes", "rows": "how many rows of its own the server has",
+                 "epsilon": "what a row of the server's own pays for a round"}  # fmt: skip
+        for key in [key for key, value in needed.items() if value is None]:
+            raise TaskError(f"{where}.{key} is missing: {self.rule} has to know {helps[key]}.")
+        if self.before is not None or self.f is not None:
+            key, value = ("before", self.before) if self.before is not None else ("f", self.f)
+            raise TaskError(f"{where}.{key} = {value!r}: {self.rule} rates single uploads as they are. Leave it out.")
+
+    @property
+    def rooted(self) -> bool:
+        """Whether it asks for rows of the server's own."""
+        return self.rule in ROOTED
 
     @property
     def lies(self) -> int:
@@ -118,7 +153,7 @@ class Combine:
     @property
     def compares(self) -> bool:
         """Whether it asks for the distances between uploads."""
-        return self.rule not in BY_COLUMN or self.before == "nnm"
+        return self.rule not in (*BY_COLUMN, *ROOTED) or self.before == "nnm"
 
     def rows_of(self, uploads: int) -> int:
         """How many rows the rule itself has: buckets are fewer than uploads."""
@@ -130,6 +165,13 @@ class Combine:
 
     def check(self, uploads: int) -> None:
         """Refuse so many uploads where the rule cannot do what it says with them."""
+        if self.rooted:
+            if self.kept(uploads) > uploads:
+                raise TaskError(
+                    f"protocol.combine.keep = {self.keep}: a round may close with {uploads} uploads, and no more than "
+                    "these can be taken. Lower it, or raise protocol.combine.minimum."
+                )
+            return
         times, more = RULES[self.rule]
         rows, needs = self.rows_of(uploads), times * self.lies + more
         if rows < needs:
@@ -147,7 +189,7 @@ class Combine:
 
     def stands(self, uploads: int) -> int:
         """The most lies among so many uploads for which the rule's result stays bounded."""
-        if self.rule == "mean":
+        if self.rule == "mean" or self.rooted:
             return 0
         times, more = RULES[self.rule]
         most = max(0, (self.rows_of(uploads) - more) // times)
@@ -164,7 +206,7 @@ class Combine:
             return _trimmed(rows, f)
         if self.rule == "krum":
             return float(rows)
-        if self.rule == "multi-krum":
+        if self.rule == "multi-krum" or self.rooted:
             return rows / self.kept(uploads)
         if self.rule == "bulyan":
             return rows / (rows - 2 * f - 2) * (math.pi / 2 if f else 1.0)
@@ -399,6 +441,8 @@ def remarks(by: Combine, cohort: int | None) -> tuple[str, ...]:
     """What the rule stands and costs; under masks uploads are the sums of cohorts of so many devices."""
     each, bad = ("upload", "be lies") if cohort is None else ("cohort", "have a liar")
     stands, more = by.stands(by.fewest), math.sqrt(by.inflation(by.uploads))
+    if by.rooted:
+        return _rooted_remarks(by, each, more)
     named = by.rule if by.before is None else f"{by.rule} after {by.before}"
     rows, f = by.rows_of(by.fewest), max(1, by.lies)
     told = [
@@ -410,6 +454,27 @@ def remarks(by: Combine, cohort: int | None) -> tuple[str, ...]:
     if cohort is not None:
         told += _masked_remarks(by, cohort, stands)
     return tuple(told)
+
+
+def _rooted_remarks(by: Combine, each: str, more: float) -> tuple[str, ...]:
+    """Which rows of the server's own a rule asks for, what it charges them, and what it cannot do."""
+    rows, how = count_text(by.rows or 0, "row"), f"{by.keep:,} of {count_text(by.uploads, each)}"
+    if by.rule == "top":
+        told = (
+            f"Each round takes the {how} that do best on up to {rows} of the server's own, which are public: attach "
+            "them with `crowdml task validate --public`. Private rows are refused, for nothing hides them here."
+        )
+    else:
+        epsilon = float(by.epsilon or 0)
+        told = (
+            f"Each round draws {how} by the exponential mechanism, on up to {rows} of the server's own: attach them "
+            f"with `crowdml task validate --epsilon ... --budget ...`. A row of the server's pays ε = {epsilon:g} a "
+            f"round, and R rounds cost it R times as much. No sample of a device pays for that."
+        )
+    return (
+        f"{told} The noise is about {more:.2f} times that of the mean of {count_text(by.uploads, each)}.",
+        "A score is no shield: an upload that does well on rows which it can guess is taken, whatever else it does.",
+    )
 
 
 def _masked_remarks(by: Combine, cohort: int, stands: int) -> list[str]:

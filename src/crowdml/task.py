@@ -356,11 +356,6 @@ class Task:
                 f'privacy.mechanism = "{self.privacy.mechanism}" with [masking]: shares of noise must add up to noise '
                 'of the same kind, and only "skellam" does. Say "skellam", or leave [masking] out.'
             )
-        if self.masking is None and self.privacy.mechanism == "skellam":
-            raise TaskError(
-                'privacy.mechanism = "skellam" is the noise of many devices together and needs [masking]. Add it, or '
-                'take "discrete-gaussian".'
-            )
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
             raise TaskError(f"name = {self.name!r}: letters, digits, '-' and '_', such as \"activity\".")
         readable("title", self.title, lines=False)

@@ -284,12 +284,16 @@ def server_turn(
     `door` is the server's own, for a protocol that releases something (`server_mechanisms`) from `rows`, which are the
     server's. A replay gives it a door that knows what was released.
     """
-    ctx = Context(SERVER, sender, now, rows=rows)
+    ctx = Context(SERVER, sender, now, rows=rows, predict=lambda after, x: _said(protocol, task, after, x))
     if door is not None:
         ctx = replace(ctx, release=door.release)
     step = advance(protocol.server, task, state, event, ctx)
     _check(step.effects, "server", (CheckOut, Send))
     return Outcome(step.state, step.effects, None if isinstance(door, Recorded) else door)
+
+
+def _said(protocol: Protocol, task: Task, state: Any, x: Array) -> Array:
+    return protocol.predict(task, protocol.model(task, state), x)
 
 
 def _check(effects: tuple[Effect, ...], role: str, others: tuple[type, ...]) -> None:

@@ -14,8 +14,9 @@ from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
 from crowdml.protocol import Gathering
 from crowdml.protocols import find, remarks_on, settled
-from crowdml.protocols.gram import plan, solve_moments
+from crowdml.protocols.gram import plan
 from crowdml.protocols.sgd import Gradient, public_step
+from crowdml.second_moments import solve_moments
 from crowdml.sim.trial import Trial, run_trial
 from crowdml.task import parse
 from crowdml.turn import Tamper, first_turn, server_turn

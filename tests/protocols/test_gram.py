@@ -20,6 +20,7 @@ from crowdml.privacy.sensitivity import Adjacency
 from crowdml.protocol import Context, Publish, Send, Sensed, Stop, advance
 from crowdml.protocols import find, gram, settled
 from crowdml.secagg.terms import terms_of
+from crowdml.second_moments import label_rows, moment_rows, predictions, solve_moments
 from crowdml.task import Masking, Privacy, find_task, parse
 
 TEXT = toml(
@@ -83,7 +84,7 @@ def test_the_server_learns_from_a_cohort_and_stops_after_it():
     assert bool(stop.when)
     assert int(published.message.version) == 1
     fresh = samples(999, 2000)
-    assert (gram.predictions(TASK, published.message.weights, fresh.x) != fresh.y).mean() < 0.1
+    assert (predictions(gram.plan(TASK), published.message.weights, fresh.x) != fresh.y).mean() < 0.1
 
 
 def test_cohorts_add_up_and_their_number_costs_its_root_in_noise():
@@ -136,7 +137,7 @@ def test_positive_features_need_less_noise():
 def test_numbers_as_labels_are_held_to_their_bound():
     text = TEXT.replace('classes = ["a", "b"]', 'kind = "number"\nbound = 50.0')
     task = parse(text)
-    rows = gram.label_rows(gram.plan(task), np.array([25.0, -50.0, 51.0, np.nan, np.inf]))
+    rows = label_rows(gram.plan(task), np.array([25.0, -50.0, 51.0, np.nan, np.inf]))
     assert rows[:, 0].tolist() == [0.5, -1.0, 0.0, 0.0, 0.0]
     crowd = [samples(seed) for seed in range(150)]
     truth = np.array([20.0, -10.0, 5.0])
@@ -145,14 +146,14 @@ def test_numbers_as_labels_are_held_to_their_bound():
         x = batch.x / np.maximum(1, np.linalg.norm(batch.x, axis=1, keepdims=True))
         sums = sums + says(task, Samples(x, x @ truth), Silence())[0]["moments"]
     quiet = replace(gram.plan(task), c=1e-6)
-    weights = gram.solve_moments(quiet, sums, 0)
+    weights = solve_moments(quiet, sums, 0)
     fresh = samples(7, 100).x / 10
     found = gram.plan(task).map(fresh).astype(np.float64) @ weights[:, 0] * 50
     assert np.abs(found - fresh @ truth).max() < 0.5
 
 
 def test_a_label_out_of_range_counts_as_none():
-    rows = gram.label_rows(gram.plan(TASK), np.array([0, 1, 2, -1]))
+    rows = label_rows(gram.plan(TASK), np.array([0, 1, 2, -1]))
     assert rows.tolist() == [[1, 0], [0, 1], [0, 0], [0, 0]]
 
 
@@ -207,8 +208,8 @@ def test_without_masks_it_is_refused():
 
 def test_a_compiled_simulation_is_refused_in_words():
     jax = pytest.importorskip("jax")
-    with pytest.raises(TaskError, match="is not compiled"):
-        jax.jit(lambda x: gram.rows(gram.plan(TASK), Samples(x, np.zeros(10))))(np.zeros((10, 3)))
+    with pytest.raises(TaskError, match="are not compiled"):
+        jax.jit(lambda x: moment_rows(gram.plan(TASK), Samples(x, np.zeros(10))))(np.zeros((10, 3)))
 
 
 def test_neighbours_through_a_whole_step_move_what_is_said_by_at_most_the_sensitivity():

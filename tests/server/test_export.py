@@ -24,6 +24,7 @@ from crowdml.features import into_ball, prepared, spectrum
 from crowdml.price import Epsilons
 from crowdml.protocols import find, gram
 from crowdml.protocols.sgd import plan
+from crowdml.second_moments import predictions
 from crowdml.server.export import Exported, model_card, model_file, onnx_file, snippet
 from crowdml.task import Labels, Task, parse
 
@@ -323,7 +324,7 @@ def test_a_model_of_gram_predicts_the_same_by_onnx_by_its_snippet_and_by_itself(
     weights = rng.normal(size=(6 + bool(constant), classes or 1)).astype(np.float32)
     model = Exported(task, weights, 1, 8, 8, 1, paid=Epsilons(1.0, 5.5), cohorts=1)
     x = (rng.normal(size=(200, 6)) * rng.choice([0.01, 1.0, 100.0], (200, 1))).astype(np.float32)
-    ours = gram.predictions(task, weights, prepared(task.features, x))
+    ours = predictions(gram.plan(task), weights, prepared(task.features, x))
     found = answers(model, x)
     (tmp_path / "m.safetensors").write_bytes(model_file(model))
     (code,) = re.findall(r"```python\n(.*?)```", model_card(model, "m.safetensors"), re.DOTALL)

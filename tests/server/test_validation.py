@@ -29,7 +29,6 @@ from crowdml.privacy.losses import Pure
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import L1, Adjacency
 from crowdml.protocols import find, settled
-from crowdml.protocols.gram import predictions
 from crowdml.server import validation
 from crowdml.server.export import export_model, model_card, model_file
 from crowdml.server.transcript import write_transcript
@@ -138,7 +137,7 @@ def test_public_rows_are_looked_at_as_the_exported_model_would(name: str):
     assert seen.loss is None
     inside = rows.x / np.maximum(1, np.linalg.norm(rows.x, axis=1, keepdims=True))
     if name == "gram":
-        said = predictions(task, weights, inside.astype(np.float32))
+        said = find(task).predict(task, weights, inside.astype(np.float32))
     else:
         said = find_model(task).predict(weights, inside.astype(np.float32))
     if task.classes:

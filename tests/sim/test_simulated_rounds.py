@@ -10,6 +10,7 @@ from tasks import MOMENTS, toml
 from crowdml.arrays import Samples
 from crowdml.datasets.populations import iid
 from crowdml.protocols import gram
+from crowdml.second_moments import moment_rows
 from crowdml.sim import compiled, events
 from crowdml.sim.layout import Holding, meet
 from crowdml.sim.studies import simulate
@@ -46,7 +47,7 @@ def test_the_sum_is_that_of_the_survivors_and_everybody_who_was_there_has_paid()
     run = events.run_rounds(GRAM, holding, laid, seed=SEED, noise=False)
     fixed = gram.plan(GRAM)
     exact = sum(
-        fixed.mechanism.moments(gram.rows(fixed, Samples(holding.x[rows], holding.y[rows])))
+        fixed.mechanism.moments(moment_rows(fixed, Samples(holding.x[rows], holding.y[rows])))
         for rows in (holding.rows(device, np.arange(20)) for device in laid.device[0][laid.alive[0]])
     )
     np.testing.assert_array_equal(run.state.moments, exact)

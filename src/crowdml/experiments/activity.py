@@ -26,6 +26,7 @@ from crowdml.experiments.tuning import trial_crowds
 from crowdml.features import Pca, prepared
 from crowdml.models.ridge import solve
 from crowdml.protocols import find, gram
+from crowdml.second_moments import label_rows
 from crowdml.sim.baselines import baselines
 from crowdml.sim.studies import simulate
 from crowdml.suggest import Shape, suggest
@@ -136,7 +137,7 @@ def without_noise(candidate: Candidate, data: Dataset, shape: Shape) -> float:
         return baselines(x, data.y_train, test, data.y_test, classes=True)[1]
     task = candidate.task(shape, 1.0, data.classes)
     fixed = gram.plan(task)
-    h, labels = fixed.map(x).astype(np.float64), gram.label_rows(fixed, data.y_train)
+    h, labels = fixed.map(x).astype(np.float64), label_rows(fixed, data.y_train)
     said = find(task).predict(task, solve(h.T @ h, h.T @ labels, 0.0), test)
     return float((said == data.y_test).mean())
 

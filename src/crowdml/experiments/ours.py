@@ -27,6 +27,7 @@ from crowdml.models.ridge import RULE, error_interval, predict, solve
 from crowdml.privacy.moments import split
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocols import gram
+from crowdml.second_moments import label_rows, solve_by_rules, solve_moments
 from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -116,7 +117,7 @@ class Moments:
     def features(self, task: Task) -> tuple[Array, Array, Array]:
         """Features of training, evaluation and public rows."""
         fixed = gram.plan(task)
-        key = fixed.settings.map
+        key = fixed.map_settings
         if key not in self._features:
             self._features[key] = tuple(fixed.map(x) for x in (self.data.x_train, self.data.x_test, self.data.x_public))  # type: ignore[assignment]
         return self._features[key]
@@ -124,7 +125,7 @@ class Moments:
     def total(self, task: Task, times: Array | None = None, *, public: bool = False) -> Integers:
         """Exact moments of the training rows, each as often as `times` says; or of the public rows."""
         fixed = gram.plan(task)
-        key = (fixed.settings.map, fixed.mechanism.clip, public, None if times is None else times.tobytes())
+        key = (fixed.map_settings, fixed.mechanism.clip, public, None if times is None else times.tobytes())
         if key not in self._sums:
             train, _, others = self.features(task)
             h, y = (others, self.data.y_public) if public else (train, self.data.y_train)
@@ -133,7 +134,7 @@ class Moments:
             for count in np.unique(often[often > 0]):
                 here = np.flatnonzero(often == count)
                 for part in np.array_split(here, -(-len(here) // 4096)):
-                    both = np.concatenate([h[part], gram.label_rows(fixed, y[part])], axis=1)
+                    both = np.concatenate([h[part], label_rows(fixed, y[part])], axis=1)
                     found += int(count) * fixed.mechanism.moments(both)
             self._sums[key] = found
         return self._sums[key]
@@ -145,7 +146,7 @@ def noisy_weights(task: Task, exact: Integers, seed: int, times: int = 1) -> Arr
     assert task.masking is not None
     shares = task.masking.cohort
     noise = fixed.mechanism.noise(SeededSource(stream(SEED, seed, 0)), shares)
-    return gram.solve_moments(fixed, times * exact + noise, shares)
+    return solve_moments(fixed, times * exact + noise, shares)
 
 
 def frontier(quick: bool, trials: int | None, progress: Progress) -> Figure:
@@ -359,7 +360,7 @@ def _tried(made: Moments, task: Task, trial: int) -> Array:
     shares = task.masking.cohort
     noisy = made.total(task) + fixed.mechanism.noise(SeededSource(stream(SEED, trial, 1)), shares)
     _, test, public = made.features(task)
-    models = gram.solve_by_rules(fixed, noisy, shares, C_GRID)
+    models = solve_by_rules(fixed, noisy, shares, C_GRID)
     return np.asarray([[_wrong(w, test, data.y_test), _wrong(w, public, data.y_public)] for w in models])
 
 

@@ -28,6 +28,7 @@ from crowdml.features import normalise
 from crowdml.models.ridge import predict
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocols import gram
+from crowdml.second_moments import label_rows, solve_moments
 from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task
 
 EPSILONS = (0.1, 1.0, 10.0)
@@ -102,12 +103,10 @@ def gram_errors(rows: Rows, trials: int) -> Array:
     for epsilon in EPSILONS:
         task = make_gram_task(rows, epsilon)
         fixed = gram.plan(task)
-        both = np.concatenate([fixed.map(rows.x), gram.label_rows(fixed, rows.y)], axis=1)
+        both = np.concatenate([fixed.map(rows.x), label_rows(fixed, rows.y)], axis=1)
         exact = fixed.mechanism.moments(both)
         weights = [
-            gram.solve_moments(
-                fixed, exact + fixed.mechanism.noise(SeededSource(stream(7, trial, 0)), DEVICES), DEVICES
-            )
+            solve_moments(fixed, exact + fixed.mechanism.noise(SeededSource(stream(7, trial, 0)), DEVICES), DEVICES)
             for trial in range(trials)
         ]
         found.append(

@@ -47,6 +47,8 @@ class Door:
     passages: list[Passage] = field(default_factory=list)
     trip: Any = 0
     """How many check-ins of this task the device made before: the shell says so, and no handler."""
+    public: bool = False
+    """Whether the rows are the server's own and public: the shell says so. A row that hides nothing asks for it."""
 
     def release(self, row: str, private: Private[Any]) -> Release[Integers]:
         """Let `private` out through the mechanism in row `row` of the protocol's table."""
@@ -74,7 +76,13 @@ class Door:
                 f"Nothing may leave as {row!r}: the protocol's `mechanisms` table has the rows {sorted(self.table)}. "
                 "Add a row with its sensitivity and promise, so that owners see its price before it is drawn."
             )
-        return self.table[row]
+        mechanism = self.table[row]
+        if mechanism.public and not self.public:
+            raise LeakError(
+                f"Row {row!r} hides nothing: it lets out what public rows of the server's own come to, and these are "
+                "private. Attach public ones with `crowdml task validate --public`, or take a rule with a price."
+            )
+        return mechanism
 
     def _draw(self, row: str, mechanism: Mechanism, private: Private[Any]) -> Integers:
         if not isinstance(private, Private):  # pyright: ignore[reportUnnecessaryIsInstance]  handlers are not all typed

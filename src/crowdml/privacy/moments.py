@@ -72,7 +72,8 @@ class SkellamGram(Share):
     """Adds this device's share of Skellam noise to sums of h h^T and h y^T over its samples.
 
     Guarantee: Renyi DP at integer orders (Agarwal, Kairouz, Liu 2021) against who sees the cohort's sum, for replacing
-    one sample, or all samples of the device, per release. Features h and labels y are each clipped to `clip` grid steps
+    one sample, or all samples of the device, per release. With one share that is all of the noise (`observer` ANYONE)
+    it holds against who sees what the device sends. Features h and labels y are each clipped to `clip` grid steps
     in the l2 norm and truncated toward zero, then multiplied: the moments move by at most sqrt(9/2) clip^2 (2 clip^2
     if `positive`: entries below zero count as zero), counted with twice the squares off the diagonal, where the noise
     has half the variance. Proof: docs/proofs/moments.md.
@@ -97,6 +98,15 @@ class SkellamGram(Share):
             raise GuaranteeError(
                 f"A share of noise has a variance above 0 and at least one honest device adds one; this has "
                 f"{float(self.variance):g} and {self.honest}, for {self.features} features and {self.labels} labels."
+            )
+        if self.observer is not Observer.AGGREGATE and self.honest != 1:
+            raise GuaranteeError(
+                f"Where anyone sees a device's moments its own noise is all there is: one share, and not {self.honest}."
+            )
+        if self.observer is not Observer.AGGREGATE and max(self.reach) >= 2**31:
+            raise GuaranteeError(
+                f"Moments of {self.covers.size} samples and their noise reach {max(self.reach)} steps, which 32 bits "
+                "do not hold. Choose a coarser grid."
             )
         if self.bound >= EXACT:
             raise GuaranteeError(
@@ -137,8 +147,12 @@ class SkellamGram(Share):
         return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
-        """Contributions [b, features + labels]: a sample's features, then its labels -> int64 [length]."""
-        return self.moments(contributions) + self.noise(noise)
+        """Contributions [b, features + labels]: a sample's features, then its labels -> int64 [length]. What a device
+        sends by itself are integers of 32 bits, held at their ends, which any reader could do."""
+        found = self.moments(contributions) + self.noise(noise)
+        if self.observer is Observer.AGGREGATE:
+            return found
+        return found.clip(-(2**31), 2**31 - 1).astype(np.int32)
 
     def moments(self, contributions: Array) -> Integers:
         """The sums without noise, exact: for `draw`, and for simulations that add the noise of a whole cohort."""

@@ -144,6 +144,11 @@ def _check_row(task: Task, name: str, *, hides_device: bool = False, shares: Seq
             f"row {name!r} has no price: privacy.epsilon names {', '.join(task.privacy.epsilon)}. Add one, or, where "
             "the contribution has no field of this name, take the row out of `mechanisms`."
         )
+    if task.masking is None and task.privacy.mechanism == "skellam":
+        raise TaskError(
+            'privacy.mechanism = "skellam" is the noise of many devices together and needs [masking]. Add it, or take '
+            '"discrete-gaussian".'
+        )
     if shares is not None and task.masking is not None:
         raise TaskError(
             f"row {name!r} has `shares`, and under masks the server hears a sum of devices that are at unlike "

@@ -19,36 +19,35 @@ Why it is as it is:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, finite_or_zero, struct
+from crowdml.arrays import Array, Integers, Samples, struct
 from crowdml.channels import combining, contribution, heard_by
 from crowdml.errors import TaskError
-from crowdml.features.maps import FeatureMap, MapSettings, make_map, map_length
+from crowdml.features.maps import MapSettings
 from crowdml.messages import Public, message
-from crowdml.models.ridge import RULE, solve_each
-from crowdml.privacy.grid import Grid
-from crowdml.privacy.mechanisms import Mechanism, l1_of
-from crowdml.privacy.moments import SkellamGram, moments_move, moments_variance, split
-from crowdml.privacy.private import Private, Release, Rows
-from crowdml.privacy.sensitivity import Adjacency
+from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.private import Private, Release
 from crowdml.protocol import Context, Protocol, Publish, Role, Step, Tally, device_role, stop_after
 from crowdml.robust import Combine
+from crowdml.second_moments import (
+    Regression,
+    check_prices,
+    moment_rows,
+    moments_row,
+    predictions,
+    read_ridge,
+    scores,
+    solve_moments,
+)
 from crowdml.settings import Between, read_kind
 from crowdml.shape import Shape, short
 from crowdml.task import Task
-
-FINEST_CLIP = 2**9
-"""In grid steps: features of norm one on a finer grid gain nothing that the noise does not hide."""
-LARGEST_SHARE = 2**16
-"""In grid steps: the standard deviation of a device's share of the noise, which it draws in up to 4 parts."""
-MOST_FEATURES = 4096
 
 
 @dataclass(frozen=True)
@@ -65,93 +64,20 @@ class Settings:
     kind: str = "gram"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a task fixes once and for all: read by handlers, never written. The map is made when it is first used."""
-
-    settings: Settings
-    mechanism: SkellamGram
-    dimension: int
-    classes: int | None
-    label_bound: float
-    c: float
-
-    @property
-    def map(self) -> FeatureMap:
-        return make_map(self.settings.map, self.dimension)
-
-
 @lru_cache(maxsize=256)
-def plan(task: Task) -> Plan:
+def plan(task: Task) -> Regression:
     """Read the task; refuse what this protocol cannot run."""
     settings = read_kind(Settings, task.protocol, "protocol")
-    model = {key: value for key, value in task.model.items() if key != "kind"}
-    if task.model["kind"] != "ridge":
-        raise TaskError(f'model.kind = {task.model["kind"]!r}: gram solves for "ridge", and nothing else.')
-    c = model.pop("c", Fraction(RULE))
-    if not isinstance(c, (int, Fraction)) or isinstance(c, bool) or not 0 < c <= 1000:
-        raise TaskError(f"model.c = {c!r}: a number above 0, up to 1000; the ridge is c sigma sqrt(features).")
-    for name in model:
-        raise TaskError(f"model.{name}: the ridge model has c, and no such setting.")
-    if task.privacy.mechanism == "none":
-        raise TaskError(
-            'privacy.mechanism = "none": gram always adds noise. Give an epsilon, or take another protocol.'
-        )
+    c = read_ridge(task)
     if task.masking is None or task.privacy.mechanism != "skellam":
         raise TaskError(
             'protocol.kind = "gram" lets a sum over a crowd out and no device\'s own moments: it needs [masking] and '
             'privacy.mechanism = "skellam".'
         )
-    if set(task.privacy.epsilon) != {"moments"}:
-        raise TaskError(
-            "privacy.epsilon has to name `moments`, and nothing else: what a "
-            f"{task.privacy.unit} pays for its one release."
-        )
-    if task.privacy.uses != 1:
-        raise TaskError(f"privacy.uses = {task.privacy.uses}: gram takes each sample's moments once. Leave it out.")
-    if task.stop.error is not None:
-        raise TaskError("stop.error: nobody counts errors in this protocol. Stop by stop.steps.")
-    mechanism = _mechanism(task, settings)
-    bound = float(task.labels.bound)
-    return Plan(settings, mechanism, task.features.dimension, task.classes, bound, float(c))
-
-
-def _mechanism(task: Task, settings: Settings) -> SkellamGram:
-    privacy, masking = task.privacy, task.masking
-    assert masking is not None
-    features, labels = map_length(settings.map, task.features.dimension), task.classes or 1
-    if features > MOST_FEATURES:
-        raise TaskError(f"protocol.map makes {features} features; gram takes at most {MOST_FEATURES}.")
-    samples = settings.batch if privacy.unit == "device" else 1
-    length = features * (features + 1) // 2 + features * labels
-
-    def share(clip: int) -> Fraction:
-        l2 = samples * moments_move(clip, settings.positive)
-        return moments_variance(l2, l1_of(l2, length), privacy.epsilon["moments"], privacy.delta) / masking.honest
-
-    clip = FINEST_CLIP
-    while clip > 1 and share(clip) > LARGEST_SHARE**2:
-        clip //= 2
-    if privacy.grid is not None:
-        wanted = 1 / privacy.grid
-        if wanted.denominator != 1 or wanted.numerator & (wanted.numerator - 1) or wanted > clip:
-            raise TaskError(
-                f"privacy.grid = {float(privacy.grid):g}: a power of two from {1 / clip:g}, the finest for this noise, "
-                "to 1."
-            )
-        clip = int(wanted)
-    return SkellamGram(
-        clip,
-        features,
-        labels,
-        share(clip),
-        masking.honest,
-        Grid(Fraction(1, clip)),
-        Rows(0, settings.batch),
-        "how features and labels go together, summed over a crowd and blurred with noise",
-        settings.positive,
-        Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE,
-    )
+    check_prices(task)
+    said = "how features and labels go together, summed over a crowd and blurred with noise"
+    row = moments_row(task, settings.map, batch=settings.batch, positive=settings.positive, promise=said)
+    return Regression(settings.map, row, task.features.dimension, task.classes, float(task.labels.bound), c)
 
 
 def mechanisms(task: Task) -> Mapping[str, Mechanism]:
@@ -201,30 +127,7 @@ class Moments:
 def contribute(task: Task, batch: Private[Samples], fitted: Fitted) -> Mapping[str, Private[Any]]:
     """The moments of the batch, before their noise, once. What was published before is not looked at."""
     fixed = plan(task)
-    return {"moments": batch.map(lambda samples: rows(fixed, samples))}
-
-
-def rows(fixed: Plan, batch: Samples) -> Array:
-    """One row a sample, [b, features + labels]: what the mechanism clips, truncates and multiplies."""
-    try:
-        x, y = np.asarray(batch.x), np.asarray(batch.y)
-    except TypeError:  # a tracer has no values
-        raise TaskError(
-            'protocol.kind = "gram" is not compiled: its integers need 64 bits and its maps are NumPy\'s. '
-            "`crowdml simulate` runs it device after device."
-        ) from None
-    return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
-
-
-def label_rows(fixed: Plan, y: Array) -> Array:
-    """Labels [b] as rows of norm at most one: a 1 in the place of the class, or a number over its bound.
-
-    A label out of the public range counts as none: a row of zeros.
-    """
-    if fixed.classes is not None:
-        return (y[:, None] == np.arange(fixed.classes)).astype(np.float32)
-    scaled = finite_or_zero(y).astype(np.float64) / fixed.label_bound
-    return np.where(np.abs(scaled) <= 1, scaled, 0.0)[:, None].astype(np.float32)
+    return {"moments": batch.map(lambda samples: moment_rows(fixed, samples))}
 
 
 # --- the server ---
@@ -260,32 +163,6 @@ def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
     return Step(after, (Publish(Fitted(weights, rounds)), *stops))
 
 
-def solve_moments(fixed: Plan, moments: Integers, shares: float) -> Array:
-    """Weights [features, labels] from summed moments that hold `shares` shares of noise, by the public rule."""
-    return solve_by_rules(fixed, moments, shares, (fixed.c,))[0]
-
-
-def solve_by_rules(fixed: Plan, moments: Integers, shares: float, rules: Sequence[float]) -> list[Array]:
-    """The weights that each c in `rules` gives for the same summed moments."""
-    row = fixed.mechanism
-    gram, cross = split(moments, row.features, row.labels)
-    unit = row.clip**2  # of a product, in squared grid steps
-    return solve_each(gram / unit, cross / unit, math.sqrt(shares * row.variance) / unit, rules)
-
-
-def scores(task: Task, weights: Array, x: Array) -> Array:
-    """x [n, dimension] -> a score for each class [n, c], or numbers [n]."""
-    fixed = plan(task)
-    found = np.asarray(fixed.map(x), np.float64) @ np.asarray(weights, np.float64)
-    return found if fixed.classes is not None else found[:, 0] * fixed.label_bound
-
-
-def predictions(task: Task, weights: Array, x: Array) -> Array:
-    """x [n, dimension] -> [n]: class indices (the lowest of equals), or numbers."""
-    found = scores(task, weights, x)
-    return found if task.classes is None else found.argmax(axis=1).astype(np.int32)
-
-
 def fits(shape: Shape, masked: bool) -> str | None:
     """It has a masked form alone."""
     return None if masked else "gram lets a sum over a crowd out and no device's own moments: it needs masks."
@@ -311,8 +188,8 @@ protocol = Protocol(
     shapes=lambda task: {},  # nothing leaves but under masks
     progress=lambda task, state: Tally(int(state.devices)),
     contribution=Moments,
-    predict=predictions,
-    scores=scores,
+    predict=lambda task, weights, x: predictions(plan(task), weights, x),
+    scores=lambda task, weights, x: scores(plan(task), weights, x),
     remarks=remarks,
     traced=False,  # moments are multiplied in 64 bits, and maps are NumPy's
     settings=Settings,

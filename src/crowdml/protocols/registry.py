@@ -32,7 +32,7 @@ def _accept(value: Any, where: str) -> tuple[str, Protocol]:
 PROTOCOLS: Registry[Protocol] = Registry(
     "protocol",
     "crowdml.protocols",
-    {name: partial(_ours, name) for name in ("admm", "gram", "local_updates", "proportions", "sgd")},
+    {name: partial(_ours, name) for name in ("admm", "gram", "local_updates", "proportions", "secprobe", "sgd")},
     _accept,
 )
 

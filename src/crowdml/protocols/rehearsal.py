@@ -141,7 +141,8 @@ def _server_turn(protocol: Protocol, task: Task, state: Any, event: Any) -> Outc
         return server_turn(protocol, task, state, event, sender=ME)
     rows = max(row.covers.stop for row in table.values())
     own = Unseen(Private(_samples(task, rows, CHECK_INS), Rows(0, rows)))
-    return server_turn(protocol, task, state, event, sender=SERVER, door=OwnDoor(table, SystemSource()), rows=own)
+    door = OwnDoor(table, SystemSource(), public=all(row.public for row in table.values()))
+    return server_turn(protocol, task, state, event, sender=SERVER, door=door, rows=own)
 
 
 def _travelled(message: Any) -> Any:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from crowdml.arrays import Samples
 from crowdml.errors import CrowdmlError, DataError, ProtocolError
+from crowdml.features.bounds import prepared
 from crowdml.privacy.door import Door, OwnDoor
 from crowdml.privacy.private import Private, Rows, Unseen
 from crowdml.server.gathering import CLOSE, CLOSED, RELEASED, WOKEN, Own, pack_own, seconds_left
-from crowdml.server.validation import unpack_rows
+from crowdml.server.validation import check_fitting, kind_of_rows, unpack_rows
 from crowdml.storage.server import StoreError
 from crowdml.storage.server.database import utc
 from crowdml.storage.server.looks import charge_rows, check_allowed, rows_of, validations
@@ -33,6 +34,8 @@ __all__ = ["Closing", "RoundNow"]
 
 SOONEST = 1.0
 """Seconds: no timer of a protocol runs out sooner, so that one that always asks to be woken leaves time for others."""
+
+KINDS = {"public": "public", "charged": "private"}
 
 LONG = 3600.0
 """Seconds after which the operator is told of a round that closes by number alone and is not full yet."""
@@ -231,18 +234,24 @@ class Closing:
             return
         found = validations(runner.store).get(runner.task.hash)
         data = None if found is None else rows_of(runner.store, found.rows)
-        if found is None or data is None or found.halted is not None or found.terms.kind != "charged":
+        wanted = kind_of_rows(table)
+        if found is None or data is None or found.halted is not None or found.terms.kind != wanted:
+            named = "--public" if wanted == "public" else "--epsilon"
             raise DataError(
-                f"protocol {self.fold.protocol.name!r} lets out something from private rows of the operator's, and "
-                "this task has none. Attach them with `crowdml task validate --epsilon`, and resume the task."
+                f"protocol {self.fold.protocol.name!r} lets out something from {KINDS[wanted]} rows of the operator's, "
+                f"and this task has none. Attach them with `crowdml task validate {named}`, and resume the task."
             )
+        check_fitting(runner.task, found.terms, found.count)
         with runner.store.reading() as connection:
             check_allowed(connection, found.rows, [row.loss for row in table.values()])
-        door = OwnDoor(table, runner.noise)
-        rows = Private(unpack_rows(data, found.count, found.dimension), Rows(0, found.count))
+        door = OwnDoor(table, runner.noise, public=wanted == "public")
+        held = unpack_rows(data, found.count, found.dimension)
+        samples = Samples(prepared(runner.task.features, held.x), held.y)
+        rows = Private(samples, Rows(0, found.count))
 
         def charge(connection: Any, number: int, entry: Any) -> None:
-            losses = {passage.row: passage.mechanism.loss for passage in door.passages}
+            priced = [each for each in door.passages if not each.mechanism.public]
+            losses = {passage.row: passage.mechanism.loss for passage in priced}
             charge_rows(connection, number, entry.index, found.rows, runner.now(), losses)
 
         try:

@@ -19,7 +19,7 @@ import csv
 import math
 import zipfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -38,7 +38,7 @@ from crowdml.lines import as_public, columns_of, csv_fields, longest_line, looks
 from crowdml.privacy.door import OwnDoor
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.losses import Pure
-from crowdml.privacy.mechanisms import CountLaplace, GridLaplace
+from crowdml.privacy.mechanisms import CountLaplace, GridLaplace, Mechanism
 from crowdml.privacy.noise import LARGEST, Source
 from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import L1, Adjacency
@@ -52,8 +52,8 @@ from crowdml.texts import count_text, number_text
 from crowdml.verdict import Verdict, share_of_majority
 
 __all__ = [
-    "OwnRows", "Shown", "Watched", "check_terms", "check_validated", "evaluate", "is_due", "keep_rows", "mechanism_of",
-    "read_rows", "unpack_rows", "watched",
+    "OwnRows", "Shown", "Watched", "check_fitting", "check_terms", "check_validated", "evaluate", "is_due", "keep_rows",
+    "kind_of_rows", "mechanism_of", "read_rows", "unpack_rows", "watched",
 ]  # fmt: skip
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 128 * 2**20
@@ -299,9 +299,42 @@ def check_terms(task: Task, terms: Terms, count: int) -> None:
     mechanism_of(task, terms.epsilon, count)
 
 
+def kind_of_rows(table: Mapping[str, Mechanism]) -> str:
+    """What the rows have to be that a server's own door lets this out of: public, or charged."""
+    return "public" if all(row.public for row in table.values()) else "charged"
+
+
+def check_fitting(task: Task, terms: Terms, count: int) -> None:
+    """Refuse rows from which the protocol's own door could let nothing out."""
+    table = find(task).server_mechanisms(task)
+    if not table:
+        return
+    kind, most = kind_of_rows(table), min(row.covers.size for row in table.values())
+    if terms.kind != kind:
+        asks = (
+            "takes them without a charge, so they have to be public: say --public, of rows that belong to nobody in "
+            "the study, or take a rule with a price"
+            if kind == "public"
+            else "charges what it takes of them: say --epsilon and --budget, or take a rule for public rows"
+        )
+        raise DataError(f"Task {task.name!r} combines its rounds with rows of the operator's own, and {asks}.")
+    if count > most:
+        raise DataError(
+            f"{count:,} rows: task {task.name!r} combines its rounds with at most {most:,} rows of the operator's own. "
+            "Attach fewer."
+        )
+    price = sum((row.loss.epsilon for row in table.values() if isinstance(row.loss, Pure)), Fraction(0))
+    if terms.budget is not None and terms.budget < price:
+        raise DataError(
+            f"A budget of {float(terms.budget):g}: a round of task {task.name!r} takes ε = {float(price):g} of it. "
+            "Say how much all its rounds may take."
+        )
+
+
 def keep_rows(store: Store, task: Task, rows: OwnRows, terms: Terms, at: str, *, new_rows: bool = False) -> Validation:
     """Validate a task on these rows from now on. `new_rows`: none of them is in a set whose rows nobody knows."""
     check_terms(task, terms, len(rows))
+    check_fitting(task, terms, len(rows))
     count, dimension = rows.x.shape
     data = b"".join(np.ascontiguousarray(each, "<f4").data for each in (rows.x, rows.y))
     read = None if rows.read is rows.x else rows.read.astype("<f4").tobytes()

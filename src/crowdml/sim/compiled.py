@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crowdml.arrays import Array, Samples
-from crowdml.channels import Channel, Stacked
+from crowdml.channels import Channel, Stacked, combining
 from crowdml.datasets.populations import DrawnPopulation
 from crowdml.errors import ProtocolError
 from crowdml.messages import masked_steps, total
@@ -58,11 +58,17 @@ PARTS = 24
 """Bytes of an accelerator's memory to allow for each number that it computes side by side with others."""
 
 
+def rates_uploads(task: Task) -> bool:
+    """Whether a rule tries single uploads on rows of the server's own, which NumPy does one after the other."""
+    by = combining(task)
+    return by is not None and by.rooted
+
+
 def can_run(task: Task) -> bool:
     """Whether this engine runs the task: its channel has a layout of fixed size, and its handlers can be traced."""
     protocol, gathering = find(task), find(task).gathers(task)
     fixed = protocol.channel(task) is not Channel.RELAYED and (gathering is None or gathering.seconds is None)
-    return fixed and protocol.traced and not protocol.waits
+    return fixed and protocol.traced and not protocol.waits and not rates_uploads(task)
 
 
 def run(

@@ -73,7 +73,8 @@ def close_turn(
         )
     nobody = np.full(1, 2**32 - 1, np.uint32)  # no device has this number
     key = streams(seed, nobody, number.reshape(1))[0]
-    door = Door(table, SeededSource(key) if noise else Silence(), Stamp("the server's step"))
+    public = all(row.public for row in table.values())
+    door = Door(table, SeededSource(key) if noise else Silence(), Stamp("the server's step"), public=public)
     return server_turn(protocol, task, state, event, now=now, door=door, rows=Private(rows, Rows(0, len(rows.y))))
 
 

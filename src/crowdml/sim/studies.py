@@ -150,6 +150,7 @@ def simulate(
     engine: str = "compiled",
     points: int = 40,
     liars: Mapping[int, Tamper] | Attackers | None = None,
+    own: tuple[Any, Any] | None = None,
     workers: int = 2,
     expect: Tick = lambda _: None,
     tick: Tick = lambda _: None,
@@ -168,21 +169,27 @@ def simulate(
     `privacy.uses` where it is None. delay: of each leg of a trip, in samples of the whole crowd (100,
     "exponential:100"). world: "fleet" for the timing of `crowdml fleet` in place of a delay. dropout: the share of a
     cohort that vanishes. engine: "compiled", or "events", which draws the same noise. points: how often the model is
-    looked at on the way. liars: devices by number, and what they do, or `Attackers(share, attack)`. workers: threads.
+    looked at on the way. liars: devices by number, and what they do, or `Attackers(share, attack)`. own: (X, y), rows
+    of the server's own, where the task combines its rounds with some; None: as many rows of X are set apart, chosen by
+    the seed, and no device holds them. workers: threads.
     `expect` hears how many check-ins there will be in all, `tick` how many more were done; both count rounds where the
     server hears rounds.
     """
     task = task if isinstance(task, Task) else find_task(str(task))
     x, labels = _rows(task, X, y)
     held = None if test is None else Samples(*_rows(task, *test))
+    seed = secrets.randbits(32) if seed is None else seed
+    servers = None if own is None else Samples(*_rows(task, *own))
+    if servers is None:
+        x, labels, servers = _set_apart(task, x, labels, devices, seed)
     people = _people(task, devices, len(labels))
     late = delay if isinstance(delay, Delay) else Delay.parse(str(delay))
-    seed = secrets.randbits(32) if seed is None else seed
     seeds = trial_seeds(seed, trials) if isinstance(seed, int) else list(seed)
     passes = task.privacy.uses if passes is None else passes
     price, started = check_budget(find(task), task, passes), time.perf_counter()
     laid = [
-        laid_out(Trial(task, people, each, passes, late, world, dropout, engine, points, True, liars or {}), labels)
+        laid_out(Trial(task, people, each, passes, late, world, dropout, engine, points, True, liars or {},
+                      servers), labels)
         for each in seeds
     ]  # fmt: skip
     lengths = [each.length for each in laid]
@@ -310,6 +317,29 @@ def owners(groups: Any, rows: int, name: str = "groups") -> Array:
     if nobody:
         raise DataError(f"{name}[{nobody[0]}] names no device ({len(nobody):,} of {rows:,} do not). Name one for each.")
     return found.astype(str) if found.dtype == object else found
+
+
+def _set_apart(
+    task: Task, x: Array, y: Array, devices: Any, seed: int | Sequence[int]
+) -> tuple[Array, Array, Samples | None]:
+    """The rows that devices hold, and those of the server's own, where the task's server lets something out of some."""
+    table = find(task).server_mechanisms(task)
+    if not table:
+        return x, y, None
+    count = min(row.covers.size for row in table.values())
+    if not (devices is None or isinstance(devices, int)):
+        raise DataError(
+            f"task {task.name!r} combines its rounds with rows of the server's own, and `devices` says whose each row "
+            "is. Give simulate `own=(X, y)`, rows that no device holds."
+        )
+    if count >= len(y):
+        raise DataError(
+            f"task {task.name!r} sets {count:,} rows apart for its server, and there are {len(y):,} in all. Lower "
+            "protocol.combine.rows, or take more data."
+        )
+    drawn = np.random.default_rng([seed] if isinstance(seed, int) else list(seed)).permutation(len(y))
+    theirs, rest = np.sort(drawn[:count]), np.sort(drawn[count:])
+    return x[rest], y[rest], Samples(x[theirs], y[theirs])
 
 
 def _most(schedules: list[Schedule], laid: Sequence[Laid]) -> tuple[int, int]:

@@ -191,7 +191,8 @@ class Laid:
             weights = np.asarray(self.protocol.model(task, found.server))[None]
             count = int(found.check_ins.sum())
             return Run(task, trial.seed, layout, np.asarray([count]), weights, found.server, found.stopped, heard=count)
-        backend = "jax" if self.protocol.traced and not self.protocol.waits else "numpy"
+        traced = self.protocol.traced and not self.protocol.waits and not compiled.rates_uploads(task)
+        backend = "jax" if traced else "numpy"
         told |= {"points": points, "backend": backend, "server_rows": trial.server_rows}
         return events.run(task, holding, self.world, **told)
 

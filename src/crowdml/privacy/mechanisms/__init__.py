@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from crowdml.privacy.mechanisms.counts import CountLaplace, RandomisedResponse, SkellamCount
 from crowdml.privacy.mechanisms.interface import Mechanism, NoiseLaw, Share, l1_of, root_up
+from crowdml.privacy.mechanisms.public import FromPublic
 from crowdml.privacy.mechanisms.scheduled import Scheduled
+from crowdml.privacy.mechanisms.selection import Selection
 from crowdml.privacy.mechanisms.stable import FURTHEST, GaussianStable, SkellamStable, Stable
 from crowdml.privacy.mechanisms.sums import Exposed, GridGaussian, GridLaplace, SkellamSum, Sum
 
 __all__ = [
-    "FURTHEST", "KINDS", "CountLaplace", "Exposed", "GaussianStable", "GridGaussian", "GridLaplace", "Mechanism",
-    "NoiseLaw", "RandomisedResponse", "Scheduled", "Share", "SkellamCount", "SkellamStable", "SkellamSum", "Stable",
-    "Sum", "l1_of", "root_up",
+    "FURTHEST", "KINDS", "CountLaplace", "Exposed", "FromPublic", "GaussianStable", "GridGaussian", "GridLaplace",
+    "Mechanism", "NoiseLaw", "RandomisedResponse", "Scheduled", "Selection", "Share", "SkellamCount", "SkellamStable",
+    "SkellamSum", "Stable", "Sum", "l1_of", "root_up",
 ]  # fmt: skip
 
 KINDS: tuple[type, ...] = (
@@ -28,6 +30,8 @@ KINDS: tuple[type, ...] = (
     SkellamStable,
     GaussianStable,
     RandomisedResponse,
+    Selection,
+    FromPublic,
     Exposed,
 )
 """Every mechanism, for the docs and the tests that look for each of them."""

@@ -102,6 +102,8 @@ class Mechanism:
     """The least and the most that an honest entry can be, in steps. Noise goes beyond with a chance below 2^-64."""
     whole: bool = False
     """Whether the samples make ONE contribution together; else each makes its own."""
+    public: bool = False
+    """Whether it is for public rows of the server's own alone: it hides nothing."""
 
     @property
     def clipped(self) -> int | None:

@@ -1,0 +1,169 @@
+"""Second moments of public features and labels, as several protocols release and solve them.
+
+A device's samples become rows of features and labels, a mechanism sums their products with noise, and whoever has such
+a release solves ridge regression from it as often as they like: that is post-processing. Privacy review, section 4,
+SP-A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers, Samples, finite_or_zero
+from crowdml.errors import TaskError
+from crowdml.features.maps import FeatureMap, MapSettings, make_map, map_length
+from crowdml.models.ridge import RULE, solve_each
+from crowdml.privacy.grid import Grid
+from crowdml.privacy.mechanisms import l1_of
+from crowdml.privacy.moments import SkellamGram, moments_move, moments_variance, split
+from crowdml.privacy.private import Rows
+from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.task import Task
+
+__all__ = [
+    "Regression", "check_prices", "label_rows", "moment_rows", "moments_row", "predictions", "read_ridge", "scores",
+    "solve_by_rules", "solve_moments",
+]  # fmt: skip
+
+FINEST_CLIP = 2**9
+"""In grid steps: features of norm one on a finer grid gain nothing that the noise does not hide."""
+LARGEST_SHARE = 2**16
+"""In grid steps: the standard deviation of a device's share of a cohort's noise, which it draws in up to 4 parts."""
+LARGEST_OWN = 2**18
+"""In grid steps: the standard deviation where a device adds all of the noise, which it draws in up to 64 parts."""
+MOST_FEATURES = 4096
+
+
+@dataclass(frozen=True)
+class Regression:
+    """What a task fixes of a ridge regression on public features. The map is made when it is first used."""
+
+    map_settings: MapSettings
+    mechanism: SkellamGram
+    dimension: int
+    classes: int | None
+    label_bound: float
+    c: float
+
+    @property
+    def map(self) -> FeatureMap:
+        return make_map(self.map_settings, self.dimension)
+
+
+def moment_rows(fixed: Regression, batch: Samples) -> Array:
+    """One row a sample, [b, features + labels]: what the mechanism clips, truncates and multiplies."""
+    try:
+        x, y = np.asarray(batch.x), np.asarray(batch.y)
+    except TypeError:  # a tracer has no values
+        raise TaskError(
+            "moments are not compiled: their integers need 64 bits and maps are NumPy's. `crowdml simulate` runs such "
+            "a task device after device."
+        ) from None
+    return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
+
+
+def label_rows(fixed: Regression, y: Array) -> Array:
+    """Labels [b] as rows of norm at most one: a 1 in the place of the class, or a number over its bound.
+
+    A label out of the public range counts as none: a row of zeros.
+    """
+    if fixed.classes is not None:
+        return (y[:, None] == np.arange(fixed.classes)).astype(np.float32)
+    scaled = finite_or_zero(y).astype(np.float64) / fixed.label_bound
+    return np.where(np.abs(scaled) <= 1, scaled, 0.0)[:, None].astype(np.float32)
+
+
+def solve_moments(fixed: Regression, moments: Integers, shares: float) -> Array:
+    """Weights [features, labels] from summed moments that hold `shares` shares of noise, by the public rule."""
+    return solve_by_rules(fixed, moments, shares, (fixed.c,))[0]
+
+
+def solve_by_rules(fixed: Regression, moments: Integers, shares: float, rules: Sequence[float]) -> list[Array]:
+    """The weights that each c in `rules` gives for the same summed moments."""
+    row = fixed.mechanism
+    gram, cross = split(moments, row.features, row.labels)
+    unit = row.clip**2  # of a product, in squared grid steps
+    return solve_each(gram / unit, cross / unit, math.sqrt(shares * row.variance) / unit, rules)
+
+
+def scores(fixed: Regression, weights: Array, x: Array) -> Array:
+    """x [n, dimension] -> a score for each class [n, c], or numbers [n]."""
+    found = np.asarray(fixed.map(x), np.float64) @ np.asarray(weights, np.float64)
+    return found if fixed.classes is not None else found[:, 0] * fixed.label_bound
+
+
+def predictions(fixed: Regression, weights: Array, x: Array) -> Array:
+    """x [n, dimension] -> [n]: class indices (the lowest of equals), or numbers."""
+    found = scores(fixed, weights, x)
+    return found if fixed.classes is None else found.argmax(axis=1).astype(np.int32)
+
+
+def read_ridge(task: Task) -> float:
+    """c of the ridge, `model.c`; refuse a task with another model, or one that nothing hides or that gives it twice."""
+    name = task.protocol["kind"]
+    model = {key: value for key, value in task.model.items() if key != "kind"}
+    if task.model["kind"] != "ridge":
+        raise TaskError(f'model.kind = {task.model["kind"]!r}: {name} solves for "ridge", and nothing else.')
+    c = model.pop("c", Fraction(RULE))
+    if not isinstance(c, (int, Fraction)) or isinstance(c, bool) or not 0 < c <= 1000:
+        raise TaskError(f"model.c = {c!r}: a number above 0, up to 1000; the ridge is c sigma sqrt(features).")
+    for key in model:
+        raise TaskError(f"model.{key}: the ridge model has c, and no such setting.")
+    if task.privacy.mechanism == "none":
+        raise TaskError(
+            f'privacy.mechanism = "none": {name} always adds noise. Give an epsilon, or take another protocol.'
+        )
+    return float(c)
+
+
+def check_prices(task: Task) -> None:
+    """Refuse prices of anything but the one release that each sample is in."""
+    name = task.protocol["kind"]
+    if set(task.privacy.epsilon) != {"moments"}:
+        raise TaskError(
+            "privacy.epsilon has to name `moments`, and nothing else: what a "
+            f"{task.privacy.unit} pays for its one release."
+        )
+    if task.privacy.uses != 1:
+        raise TaskError(f"privacy.uses = {task.privacy.uses}: {name} takes each sample's moments once. Leave it out.")
+    if task.stop.error is not None:
+        raise TaskError("stop.error: nobody counts errors in this protocol. Stop by stop.steps.")
+
+
+def moments_row(task: Task, settings: MapSettings, *, batch: int, positive: bool, promise: str) -> SkellamGram:
+    """The moments of so many samples with the task's noise, on the finest useful grid: a share of it under masks, and
+    all of it where a device's own moments leave."""
+    privacy, masking = task.privacy, task.masking
+    features, labels = map_length(settings, task.features.dimension), task.classes or 1
+    if features > MOST_FEATURES:
+        raise TaskError(
+            f"protocol.map makes {features} features; {task.protocol['kind']} takes at most {MOST_FEATURES}."
+        )
+    samples = batch if privacy.unit == "device" else 1
+    length = features * (features + 1) // 2 + features * labels
+    honest, largest = (1, LARGEST_OWN) if masking is None else (masking.honest, LARGEST_SHARE)
+
+    def share(clip: int) -> Fraction:
+        l2 = samples * moments_move(clip, positive)
+        return moments_variance(l2, l1_of(l2, length), privacy.epsilon["moments"], privacy.delta) / honest
+
+    clip = FINEST_CLIP
+    while clip > 1 and share(clip) > largest**2:
+        clip //= 2
+    if privacy.grid is not None:
+        wanted = 1 / privacy.grid
+        if wanted.denominator != 1 or wanted.numerator & (wanted.numerator - 1) or wanted > clip:
+            raise TaskError(
+                f"privacy.grid = {float(privacy.grid):g}: a power of two from {1 / clip:g}, the finest for this noise, "
+                "to 1."
+            )
+        clip = int(wanted)
+    adjacency = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
+    seen = Observer.ANYONE if masking is None else Observer.AGGREGATE
+    grid, covers = Grid(Fraction(1, clip)), Rows(0, batch)
+    return SkellamGram(clip, features, labels, share(clip), honest, grid, covers, promise, positive, adjacency, seen)
