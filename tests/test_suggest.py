@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -13,6 +14,8 @@ from crowdml.errors import TaskError
 from crowdml.price import Price
 from crowdml.privacy.losses import exact
 from crowdml.protocols import find, settled
+from crowdml.protocols.sgd import plan
+from crowdml.shape import pushed
 from crowdml.sim.studies import simulate
 from crowdml.suggest import Shape, _within, fits, noise_of, outlook, suggest
 
@@ -116,6 +119,31 @@ def test_a_masked_task_plans_rounds_and_its_price_covers_them():
     assert task.privacy.uses == 60
     price = Price.of(find(task), task)
     assert price.sample_epsilon(60) <= 1 < price.sample_epsilon(61)
+
+
+def test_numbers_take_as_many_rounds_as_noise_lets_weights_go_far():
+    crowds = [Shape(features=60, classes=None, devices=devices, held=100) for devices in (20, 150, 1000)]
+    tasks = [suggest(crowd, epsilon=1.0, masked=True) for crowd in crowds]
+    assert [task.privacy.uses for task in tasks] == [60, 73, 110]
+    assert [task.protocol["momentum"] for task in tasks] == [Fraction("0.8"), Fraction("0.8356"), Fraction("0.8909")]
+    assert suggest(crowds[2], epsilon=1.0, masked=True, uses=20).protocol["momentum"] == Fraction("0.8")
+    assert suggest(crowds[2], epsilon=None, masked=True).privacy.uses == 110
+    classes = replace(crowds[2], classes=3)
+    assert suggest(classes, epsilon=1.0, masked=True).privacy.uses == 60
+    assert suggest(classes, epsilon=1.0, masked=True, uses=300).protocol["momentum"] == Fraction("0.9")
+
+
+def test_steps_of_the_planned_rounds_go_as_far_as_noise_allows():
+    """What all steps add up to is within a tenth of what noise allows, or of what is far without noise."""
+    for devices, epsilon in ((300, 1.0), (400, 1.0), (1000, None)):
+        shape = Shape(features=60, classes=None, devices=devices, held=100)
+        task = suggest(shape, epsilon=epsilon, masked=True)
+        uses, momentum = task.privacy.uses, float(task.protocol["momentum"])
+        gone = float(task.protocol["step"]["c"]) * pushed(uses, momentum)
+        fixed = plan(task)
+        noise = math.sqrt(fixed.table["gradient"].noise_variance / (devices * uses)) * float(fixed.grid.step) / 100
+        allowed = min(1000.0, 0.15 / noise) if noise else 1000.0
+        assert 0.85 * allowed < gone <= 1.001 * allowed
 
 
 def test_prices_that_add_up_to_more_are_brought_down():

@@ -31,6 +31,10 @@ class Rules:
     """Rounds of `admm` and `local_updates`: a device computes much in each of them."""
     steps: int = 60
     """Rounds of masked `sgd`: each of them is a single step."""
+    most_steps: int = 120
+    """The most such rounds where labels are numbers: squared errors need more of them if noise lets weights go far."""
+    waves: float = 12.0
+    """Where labels are numbers, the momentum of many rounds is 1 - waves / rounds: by the end its waves are over."""
     alone: int = 30
     """Check-ins that a task plans where each of them is a step."""
     momentum: float = 0.9
@@ -70,6 +74,12 @@ class Shape:
         rules = self.rules
         return short(rules.momentum if self.classes is not None else rules.momentum_of_numbers)
 
+    def momentum_in(self, rounds: int) -> Fraction:
+        """The momentum of so many single steps: the usual one, more for numbers in many steps."""
+        if self.classes is not None:
+            return self.momentum
+        return max(self.momentum, short(1 - self.rules.waves / rounds))
+
     @property
     def rows(self) -> int:
         return self.devices * self.held
@@ -96,11 +106,28 @@ class Shape:
         there are, steps that add up to t leave noise of t times this in each weight: so t is as long as noise allows,
         `rules.furthest` at most. `clipped`: the clip over the longest gradient; shorter ones may take longer steps.
         """
+        far = self._farthest(noise, clipped)
+        steepest = self.rules.steepest / clipped if self.classes is not None else 1.0
+        return min(far / pushed(rounds, momentum), steepest * (1 + momentum) / smoothness)
+
+    def single_steps(self, *, noise: float, smoothness: float) -> int:
+        """How many rounds of a single step each a study needs; `noise` and `smoothness` as in `longest_step`.
+
+        Where labels are numbers, as many as go with stable steps as far as noise allows: with the momentum
+        1 - waves / k, k of them go about 2 k^2 / (waves smoothness) far.
+        """
+        rules = self.rules
+        if self.classes is not None:
+            return rules.steps
+        needed = math.sqrt(self._farthest(noise) * rules.waves * smoothness / 2)
+        return max(rules.steps, min(rules.most_steps, math.ceil(needed)))
+
+    def _farthest(self, noise: float, clipped: float = 1.0) -> float:
+        """What all steps may add up to: as far as noise allows, and no farther than without noise."""
         rules = self.rules
         allowed = rules.in_a_score if self.classes is not None else rules.in_a_number * float(self.bound)
-        far = rules.furthest / clipped if noise <= 0 else min(rules.furthest / clipped, allowed / noise)
-        steepest = rules.steepest / clipped if self.classes is not None else 1.0
-        return min(far / pushed(rounds, momentum), steepest * (1 + momentum) / smoothness)
+        most = rules.furthest / clipped
+        return most if noise <= 0 else min(most, allowed / noise)
 
 
 def short(number: float) -> Fraction:

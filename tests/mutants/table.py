@@ -3256,6 +3256,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/test_suggest.py::test_a_masked_task_plans_rounds_and_its_price_covers_them",
     ),
     Mutant(
+        "defaults: numbers take sixty rounds in a large crowd, too",
+        "shape.py Shape.single_steps",
+        "min(rules.most_steps, math.ceil(needed))",
+        "min(rules.steps, math.ceil(needed))",
+        "tests/test_suggest.py::test_numbers_take_as_many_rounds_as_noise_lets_weights_go_far",
+    ),
+    Mutant(
+        "defaults: the momentum of numbers is for half as many rounds",
+        "shape.py Shape.momentum_in",
+        "self.rules.waves / rounds",
+        "self.rules.waves / (2 * rounds)",
+        "tests/test_suggest.py::test_numbers_take_as_many_rounds_as_noise_lets_weights_go_far",
+    ),
+    Mutant(
         "defaults: nobody checks what a suggested task costs",
         "suggest.py _within",
         "whole is None or _cost(task) <= whole",

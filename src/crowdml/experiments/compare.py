@@ -19,6 +19,7 @@ from crowdml.experiments.registry import Parts, Progress
 from crowdml.experiments.tables import CENSUS, LARGEST_SALARY, census_table
 from crowdml.shape import RULES, Rules
 from crowdml.sim.compare import Plan, Row, plan
+from crowdml.texts import count_text
 
 EPSILONS = (0.1, 1.0, 10.0)
 SEED = 13
@@ -40,6 +41,8 @@ class Table:
     target: tuple[float, float] | None = None
     groups: Array | None = None
     devices: int | None = None
+    trials: int = 3
+    """How often each protocol runs, where nobody says it: more often where few rows are there to test on."""
 
     def plan(
         self,
@@ -75,7 +78,8 @@ def small(name: str, title: str) -> Table:
     x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(y))
     public, test, held = np.split(order, [round(PUBLIC * len(y)), round((PUBLIC + TEST) * len(y))])
-    return Table(name.replace("_", "-"), title, x[held], y[held], x[test], y[test], _ends(x[public]))
+    rows = x[held], y[held], x[test], y[test]
+    return Table(name.replace("_", "-"), title, *rows, _ends(x[public]), trials=10)
 
 
 def named(name: str, title: str) -> Table:
@@ -108,7 +112,7 @@ TABLES = (
 
 def compare(quick: bool, trials: int | None, progress: Progress) -> Figure:
     """Accuracy over the total, one panel a table. Quick: iris and two protocols."""
-    count = trials or (1 if quick else 3)
+    count = trials or (1 if quick else None)
     made, epsilons, protocols = (TABLES[2:3], (1.0, 10.0), ["gram", "sgd"]) if quick else (TABLES, EPSILONS, None)
     parts = Parts(progress, len(made) * len(epsilons) * 7)
     series: list[Series] = []
@@ -120,7 +124,7 @@ def compare(quick: bool, trials: int | None, progress: Progress) -> Figure:
             notes.append(f"Census income is left out: {CENSUS.name} is not in $CROWDML_DATA.")
             continue
         table = make()
-        runs = table.plan(count, epsilons, protocols)
+        runs = table.plan(count or table.trials, epsilons, protocols)
         rows: list[Row] = []
         for cell in runs.cells:
             parts(f"{table.name}, {cell.name}, ε {cell.epsilon:g}")
@@ -131,10 +135,11 @@ def compare(quick: bool, trials: int | None, progress: Progress) -> Figure:
         title = f"{table.title}: {rows[0].devices:,} devices, {len(runs.x) // rows[0].devices:,} rows each"
         panels.append(Panel(table.name, title, "total ε of a sample", measure, "log", priced=False, x_ticks=epsilons))
         notes.append(f"{table.title}: {len(runs.x):,} rows on {rows[0].devices:,} devices, tested on "
-                     f"{len(runs.y_test):,}, δ = {rows[0].task.privacy.delta:.2g}.")  # fmt: skip
+                     f"{len(runs.y_test):,} in {count_text(runs.trials, 'trial')}, "
+                     f"δ = {rows[0].task.privacy.delta:.2g}.")  # fmt: skip
     return Figure("ours/compare", "Every protocol on six tables, with no choice made for any of them",
-                  ", ".join(panel.key for panel in panels), count, tuple(series), tuple(claims), tuple(panels),
-                  tuple(notes), ends=f"accuracy at ε = {max(epsilons):g}")  # fmt: skip
+                  ", ".join(panel.key for panel in panels), count or Table.trials, tuple(series), tuple(claims),
+                  tuple(panels), tuple(notes), ends=f"accuracy at ε = {max(epsilons):g}")  # fmt: skip
 
 
 NOTE = (
@@ -177,7 +182,21 @@ def _claims(table: Table, runs: Plan, rows: list[Row], epsilons: tuple[float, ..
         claims.append(
             Claim(f"{table.name}-e{epsilon:g}", text, best.accuracy, best.accuracy >= (constant + without) / 2)
         )
-        alone, masked = (next(row.accuracy for row in own if row.masked == kind) for kind in (False, True))
-        gains.append(masked - alone)
+        lone, masked = (next(row.accuracy for row in own if row.masked == kind) for kind in (False, True))
+        gains.append(masked - lone)
     text = f"{table.title}: at no ε is the best masked protocol more than a point below the best alone"
-    return [*claims, Claim(f"{table.name}-masks", text, min(gains), min(gains) >= -0.01)]
+    claims.append(Claim(f"{table.name}-masks", text, min(gains), min(gains) >= -0.01))
+    warned = {(cell.protocol, cell.epsilon) for cell in runs.cells if cell.masked and cell.outlook is not None}
+    alone = {(row.protocol, row.epsilon): row.accuracy for row in rows if not row.masked}
+    each = [
+        row.accuracy - alone[row.protocol, row.epsilon]
+        for row in rows
+        if row.masked and (row.protocol, row.epsilon) in alone.keys() - warned
+    ]
+    if each:
+        text = (
+            f"{table.title}: no protocol is more than a point worse under masks than alone, but where the crowd is too "
+            "small for the price and is told so before the run"
+        )
+        claims.append(Claim(f"{table.name}-each", text, min(each), min(each) >= -0.01))
+    return claims

@@ -196,22 +196,29 @@ def advise(task: Task, shape: Shape | None) -> Task:
         chosen.setdefault(
             "clip", short(shape.rules.clip * model.gradient_bound(norm, bound)) if model.bounded else Fraction(1)
         )
+    settings = plan(guess.with_(protocol=chosen)).settings
+    rounds = max(1, shape.rounds(task, settings.batch) // (1 if settings.combine is None else settings.combine.uploads))
     if task.masking is not None:
         chosen.setdefault("update", "momentum")
         if chosen["update"] == "momentum":
-            chosen.setdefault("momentum", shape.momentum)
+            chosen.setdefault("momentum", shape.momentum_in(rounds))
     fixed = plan(guess.with_(protocol=chosen))
-    row, settings, by = fixed.table["gradient"], fixed.settings, fixed.settings.combine
-    deviation = deviation_of_mean(row.noise_variance, shape.check_ins(task, settings.batch))
     longest = model.gradient_bound(norm, bound) if model.bounded else 1.0
     c = shape.longest_step(
-        noise=deviation * float(row.grid.step) / fixed.used,
-        rounds=max(1, shape.rounds(task, settings.batch) // (1 if by is None else by.uploads)),
-        momentum=float(settings.momentum) if settings.update == "momentum" else 0.0,
+        noise=_noise_in_mean(fixed, shape, task),
+        rounds=rounds,
+        momentum=float(fixed.settings.momentum) if fixed.settings.update == "momentum" else 0.0,
         smoothness=model.smoothness(bound) or 1.0,
-        clipped=min(1.0, float(settings.clip or longest) / longest),
+        clipped=min(1.0, float(fixed.settings.clip or longest) / longest),
     )
     return task.with_(protocol={**chosen, "step": {"schedule": "constant", "c": short(c)}})
+
+
+def _noise_in_mean(fixed: Plan, shape: Shape, task: Task) -> float:
+    """The standard deviation of an entry of the mean gradient over all check-ins of a study."""
+    row = fixed.table["gradient"]
+    deviation = deviation_of_mean(row.noise_variance, shape.check_ins(task, fixed.settings.batch))
+    return deviation * float(row.grid.step) / fixed.used
 
 
 def uses(task: Task, shape: Shape) -> int:
@@ -220,7 +227,10 @@ def uses(task: Task, shape: Shape) -> int:
         return 1
     if task.masking is None:
         return min(MOST_USES, math.ceil(shape.rules.alone / shape.devices))
-    return math.ceil(shape.rules.steps * min(task.masking.cohort, shape.devices) / shape.devices)
+    fixed = plan(advise(task, shape))  # at the price of a single use, which is that of all uses
+    smoothness = fixed.model.smoothness(float(task.features.norm.bound)) or 1.0
+    steps = shape.single_steps(noise=_noise_in_mean(fixed, shape, task), smoothness=smoothness)
+    return math.ceil(steps * min(task.masking.cohort, shape.devices) / shape.devices)
 
 
 def claimed_epsilon(task: Task) -> float:
