@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from crowdml.arrays import Array, namespace
 
+LARGEST = 1e15
+"""Numbers beyond this are as good as infinite: the square of one is still a float32."""
+
 Layer = tuple[Array, Array]
 """A kernel [size, size, channels, filters], and a bias for each filter."""
 
@@ -64,7 +67,8 @@ def _squares(answers: Array) -> Array:
 def forward(pictures: Array, layers: Sequence[Layer]) -> tuple[Array, list[tuple[Array, Array, Array]]]:
     """What the last pooling gives, [b, n] by row, column and filter; and of each layer its patches, answers and pools.
 
-    A layer is a convolution, the largest answer of each two by two places, and of that what is above zero.
+    A layer is a convolution, the largest answer of each two by two places, and of that what is above zero. What is no
+    number, or beyond `LARGEST`, counts as 0 to the next layer.
     """
     xp, seen = namespace(pictures, *(each for layer in layers for each in layer)), list[tuple[Array, Array, Array]]()
     for kernel, biases in layers:
@@ -73,7 +77,7 @@ def forward(pictures: Array, layers: Sequence[Layer]) -> tuple[Array, list[tuple
         answers = (given @ kernel.reshape(-1, filters) + biases).reshape(-1, side, side, filters)
         pooled = halved(answers)
         seen.append((given, answers, pooled))
-        pictures = xp.maximum(pooled, 0)
+        pictures = xp.where(pooled <= LARGEST, xp.maximum(pooled, 0), 0)
     return pictures.reshape(pictures.shape[0], -1), seen
 
 
@@ -94,4 +98,5 @@ def backward(
         found.append((given, at_answers))
         if place:
             slope = pictures_slope(at_answers @ kernel.reshape(-1, filters).T, side, kernel.shape[0])
+            slope = xp.where(xp.abs(slope) <= LARGEST, slope, 0)
     return found[::-1]

@@ -197,21 +197,21 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- what is clipped, and what a bias adds ---
     Mutant(
         "ghost norm without the biases",
-        "models/mlp.py Mlp.clipped_sum",
+        "models/mlp.py gradient_squares",
         "_square(a) + 1",
         "_square(a)",
         f"{CLIPPED}test_the_length_of_a_gradient_counts_its_weights_and_its_biases[biases]",
     ),
     Mutant(
         "ghost norm without what enters a layer",
-        "models/mlp.py Mlp.clipped_sum",
+        "models/mlp.py gradient_squares",
         "(_square(a) + 1) * _square(slope)",
         "_square(slope)",
         f"{CLIPPED}test_the_length_of_a_gradient_counts_its_weights_and_its_biases[weights]",
     ),
     Mutant(
         "ghost norm of the last layer alone",
-        "models/mlp.py Mlp.clipped_sum",
+        "models/mlp.py gradient_squares",
         "zip(entering, slopes, strict=True)",
         "zip(entering[-1:], slopes[-1:], strict=True)",
         f"{CLIPPED}test_each_share_of_a_clipped_sum_is_the_gradient_or_as_long_as_the_clip",
@@ -303,8 +303,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows with bounds may leave the task's ball",
         "features/bounds.py prepared",
-        "float(features.norm.bound)",
-        "2 * float(features.norm.bound)",
+        "into_ball(wide, features.norm.kind, float(features.norm.bound))",
+        "into_ball(wide, features.norm.kind, 2 * float(features.norm.bound))",
         f"{COLUMNS}test_no_row_leaves_the_ball_whatever_it_holds",
     ),
     Mutant(
@@ -2732,6 +2732,65 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.grid.step**2",
         "self.grid.step",
         f"{PROMISES}test_the_noise_of_moments_is_in_the_unit_of_products",
+    ),
+    Mutant(
+        "an artefact of another hash is taken",
+        "artefacts.py checked",
+        "found != sha256",
+        "False",
+        "tests/device/test_fetching_artefacts.py::"
+        "test_another_file_than_the_task_names_is_refused_and_nothing_of_it_is_kept",
+    ),
+    Mutant(
+        "an artefact as long as its sender likes is taken",
+        "artefacts.py checked",
+        "len(data) > LARGEST",
+        "False",
+        "tests/features/test_extractor.py::"
+        "test_a_file_of_another_hash_is_not_taken_and_a_missing_one_says_how_to_get_it",
+    ),
+    Mutant(
+        "a device keeps an artefact before it looks at its hash",
+        "device/joining.py _fetch_artefact",
+        'artefacts.checked(answer.body, sha256, f"The artefact that {client.url} sent")',
+        "answer.body",
+        "tests/device/test_fetching_artefacts.py::"
+        "test_another_file_than_the_task_names_is_refused_and_nothing_of_it_is_kept",
+    ),
+    Mutant(
+        "an artefact is served for another hash",
+        "server/app.py artefact",
+        "hub.artefacts.get(sha256)",
+        "next(iter(hub.artefacts.values()), None)",
+        "tests/device/test_fetching_artefacts.py::test_the_server_gives_it_to_whoever_knows_its_hash_and_no_other",
+    ),
+    Mutant(
+        "a server hosts a task whose extractor it lacks",
+        "server/hub.py check_hosted",
+        "check_artefacts(task)",
+        "",
+        "tests/loopback/test_artefact_loop.py::test_no_server_hosts_what_it_lacks",
+    ),
+    Mutant(
+        "an extractor's features are as long as they come",
+        "features/bounds.py prepared",
+        "normalise(found, features.norm.kind, float(features.norm.bound))",
+        "found",
+        "tests/features/test_extractor.py::test_features_lie_on_the_sphere_of_the_task_whatever_the_pictures",
+    ),
+    Mutant(
+        "a picture that is not finite has features",
+        "features/extractor.py extract",
+        "found[~np.isfinite(rows).all(axis=1)] = np.nan",
+        "",
+        "tests/features/test_extractor.py::test_a_picture_that_is_not_finite_is_the_zero_row_and_changes_no_other",
+    ),
+    Mutant(
+        "a kernel does not count to the length of a gradient",
+        "models/cnn.py Cnn.clipped_sum",
+        "(kernel * kernel).sum((1, 2))",
+        "0 * (kernel * kernel).sum((1, 2))",
+        "tests/models/test_cnn.py::test_one_share_of_a_clipped_sum_is_no_longer_than_the_clip",
     ),
     Mutant(
         "a server hosts what devices refuse",

@@ -221,6 +221,35 @@ def test_both_snippets_of_the_card_have_five_lines_that_run_and_agree(
         assert said[0] == said[1]
 
 
+def test_a_convolutional_network_is_written_layer_by_layer_and_all_its_files_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make("softmax", 3, dimension=49)
+    model = exported(task.with_(model={"kind": "cnn", "filters": (2, 3), "size": 3, "hidden": (4,)}), 8)
+    raw = model_file(model)
+    end = 8 + int.from_bytes(raw[:8], "little")
+    shapes = {name: each["shape"] for name, each in json.loads(raw[8:end]).items() if name != "__metadata__"}
+    assert shapes == {"weights.0": [3, 3, 1, 2], "biases.0": [2], "weights.1": [3, 3, 2, 3], "biases.1": [3],
+                      "weights.2": [3, 4], "biases.2": [4], "weights.3": [4, 3], "biases.3": [3]}  # fmt: skip
+    np.testing.assert_array_equal(np.frombuffer(raw[end:], "<f4"), model.weights)
+    (tmp_path / "m.safetensors").write_bytes(raw)
+    card = model_card(model, "m.safetensors")
+    assert "| model | cnn 2-3-4-3, filters of 3 by 3, 108 weights, version 7 |" in card
+    x = (np.random.default_rng(2).normal(size=(60, 49)) * 3).astype(np.float32)
+    found, within = answers(model, x), into_ball(x, "l2", 1.0)
+    ours = plan(model.task).model
+    scores = np.asarray(ours.scores(model.weights, within))  # pyright: ignore[reportAttributeAccessIssue]
+    odds = np.exp(scores - scores.max(1, keepdims=True))
+    np.testing.assert_allclose(found["probabilities"], odds / odds.sum(1, keepdims=True), rtol=1e-3, atol=1e-4)
+    assert len({*found["label"].tolist()}) > 1
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(re.sub(r"np\.zeros\(\(1, 49\)[^)]*\)", "row", code), {"row": x})
+    names = np.array(task.labels.classes)[found["label"]]
+    assert printed.getvalue() == f"{names}\n"
+
+
 def test_a_perceptron_is_written_layer_by_layer_and_the_card_says_how_it_is_built() -> None:
     model = exported(make("mlp, relu", 3), 8)
     raw = model_file(model)

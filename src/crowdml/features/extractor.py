@@ -5,8 +5,9 @@ compute with the same one. Nothing in it was fitted on a sample of anyone: ours 
 (`crowdml.experiments.extractor`; review, R4). Each picture is treated alone. NumPy only.
 
 A picture is enlarged to the network's side, centred, made upright and brought to one size (`normalise_pictures`), and
-its ink to one norm: so neither the scale of its pixels nor where it stands matters. What the hidden layer says, less
-the public centre, is scaled onto the sphere of `features.norm`: every sample uses all of its sensitivity, and no more.
+its ink to a norm of that side: so neither the scale of its pixels nor where it stands matters. What the hidden layer
+says, less the public centre, is scaled onto the sphere of `features.norm`: every sample uses all of its sensitivity,
+and no more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from crowdml import artefacts
 from crowdml.arrays import finite_or_zero
 from crowdml.convolutions import Layer, forward, pooled_side
 from crowdml.errors import DataError, TaskError
-from crowdml.features.maps import INK, normalise_pictures
+from crowdml.features.maps import normalise_pictures
 from crowdml.features.norms import Norm, normalise
 from crowdml.safetensors import read_tensors
 
@@ -139,13 +140,17 @@ def extract(named: Named, x: NDArray[Any], dimension: int) -> Floats:
 
 
 def _features(made: Network, rows: NDArray[np.float64]) -> Floats:
-    rows = finite_or_zero(rows, rows=True)
+    return made(upright(rows, made.side))
+
+
+def upright(rows: NDArray[Any], side: int) -> Floats:
+    """Pictures [b, pixels] as a network sees them: [b, side, side], centred, upright, of one size, of norm `side`."""
+    rows = finite_or_zero(np.asarray(rows, np.float64), rows=True)
     largest = np.abs(rows).max(axis=1, keepdims=True)
     pictures = (rows / np.where(largest > 0, largest, 1)).astype(np.float32)
-    upright = normalise_pictures(enlarged(pictures, made.side)).reshape(len(rows), -1)
-    size = np.sqrt((upright.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
-    inked = (upright * (INK * made.side / 28 / np.maximum(size, 1e-30))).astype(np.float32)
-    return made(inked.reshape(-1, made.side, made.side))
+    found = normalise_pictures(enlarged(pictures, side)).reshape(len(rows), -1)
+    size = np.sqrt((found.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
+    return (found * (side / np.maximum(size, 1e-30))).astype(np.float32).reshape(-1, side, side)
 
 
 def enlarged(rows: Floats, side: int) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 
 from crowdml.errors import PluginError, TaskError
 from crowdml.models.binary import Logistic, SmoothSvm, Svm
+from crowdml.models.cnn import Cnn
 from crowdml.models.linear import LeastSquares, Linear
 from crowdml.models.mlp import ACTIVATIONS, TOPS, Mlp
 from crowdml.models.model import Model
@@ -25,6 +26,8 @@ Builder = Callable[[int, "int | None", Mapping[str, Any]], Model]
 
 LINEAR_SETTINGS = ("width", "tolerance", "bound", "bins", "bias")
 MLP_SETTINGS = ("hidden", "activation", "top", "seed")
+CNN_SETTINGS = ("filters", "size", "hidden", "seed")
+LARGEST_KERNEL = 15
 
 MOST_WEIGHTS = 10_000_000
 """Most weights of a perceptron: 40 MB, which is what a device would send and the server keep for each version."""
@@ -98,13 +101,47 @@ def _mlp(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Mo
             raise TaskError(f"model 'mlp': {name} = {made[name]!r}: choose one of {', '.join(allowed)}.")
     if classes is None and made["top"] == "softmax":
         raise TaskError("model 'mlp': top = 'softmax' needs classes, and these labels are numbers. Use 'squared'.")
-    if not _whole(made["seed"]) or not 0 <= made["seed"] < 2**63:
-        raise TaskError(f"model 'mlp': seed = {made['seed']!r} is not a whole number from 0 to 2^63 - 1.")
+    _refuse_seed("mlp", made["seed"])
     _refuse_label_settings("mlp", settings)
     model = Mlp(dimension, classes, tuple(hidden), **made)
     if model.shape[0] > MOST_WEIGHTS:
         raise TaskError(f"model 'mlp': {model.shape[0]:,} weights; at most {MOST_WEIGHTS:,}. Use fewer units.")
     return model
+
+
+def _cnn(dimension: int, classes: int | None, settings: Mapping[str, Any]) -> Model:
+    if classes is None or classes < 2:
+        raise TaskError("model 'cnn' tells classes of pictures apart, at least 2. Use 'mlp' to predict a number.")
+    _refuse_unknown("cnn", settings, CNN_SETTINGS)
+    for name, what in (("filters", "the filters of each convolution, such as [16, 32]"),
+                       ("hidden", "the units of each hidden layer, such as [128]")):  # fmt: skip
+        given = settings.get(name, [1])
+        if not isinstance(given, (list, tuple)) or not given or not all(_whole(each) and each >= 1 for each in given):
+            raise TaskError(f"model 'cnn': {name} = {given!r} is not a list of {what}.")
+    size, seed = settings.get("size", Cnn.size), settings.get("seed", 1)
+    if not _whole(size) or not 1 <= size <= LARGEST_KERNEL or size % 2 == 0:
+        raise TaskError(f"model 'cnn': size = {size!r} is not an odd number from 1 to {LARGEST_KERNEL}.")
+    _refuse_seed("cnn", seed)
+    given = {name: tuple(each) if isinstance(each, list) else each for name, each in settings.items()}
+    made: dict[str, Any] = {"seed": 1, **given}
+    model = Cnn(dimension, classes, **made)
+    if model.side**2 != dimension:
+        raise TaskError(
+            f"model 'cnn' takes square pictures, and features.dimension = {dimension} is no square. Use 'mlp'."
+        )
+    if model.side >> len(model.filters) < 1:
+        raise TaskError(
+            f"model 'cnn': {len(model.filters)} poolings leave nothing of a picture of {model.side} by {model.side} "
+            "pixels. Give fewer filters."
+        )
+    if max(model.head.dimension, model.shape[0]) > MOST_WEIGHTS:
+        raise TaskError(f"model 'cnn': {model.shape[0]:,} weights; at most {MOST_WEIGHTS:,}. Use fewer filters.")
+    return model
+
+
+def _refuse_seed(kind: str, seed: Any) -> None:
+    if not _whole(seed) or not 0 <= seed < 2**63:
+        raise TaskError(f"model {kind!r}: seed = {seed!r} is not a whole number from 0 to 2^63 - 1.")
 
 
 def _whole(value: Any) -> bool:
@@ -125,6 +162,7 @@ def _plugged(value: Any, where: str) -> tuple[str, Builder]:
 
 
 _OURS: Mapping[str, Builder] = {
+    "cnn": _cnn,
     "least-squares": _number("least-squares", LeastSquares, LINEAR_SETTINGS[1:]),
     "linear": _number("linear", Linear, LINEAR_SETTINGS),
     "logistic": _two_classes("logistic", Logistic),
@@ -176,6 +214,9 @@ def describe_model(kind: str, model: Model) -> str:
     count = " x ".join(f"{each:,}" for each in model.shape)
     if isinstance(model, Mlp):
         return f"{kind} {'-'.join(map(str, model.widths))}, {model.activation}, {model.top}, {count} weights"
+    if isinstance(model, Cnn):
+        layers = "-".join(map(str, (*model.filters, *model.head.widths[1:])))
+        return f"{kind} {layers}, filters of {model.size} by {model.size}, {count} weights"
     return f"{kind}{' with a bias' if getattr(model, 'bias', False) else ''}, {count} weights"
 
 

@@ -78,7 +78,7 @@ class Mlp:
         words of 32 bits, little-endian too, give a number each, their upper 24 bits over 2^23 less 1, all layers in one
         row. That is exact, and the product with the width in float32 is rounded once.
         """
-        words = _words(self.seed, self.shape[0])
+        words = stream_words(b"crowdml/mlp/1\0", self.seed, self.shape[0])
         uniform = (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
         pieces, at, last = list[Array](), 0, len(self.hidden)
         for layer, (into, out) in enumerate(pairwise(self.widths)):
@@ -104,11 +104,11 @@ class Mlp:
         xp = namespace(weights, x)
         layers = self.layers(weights)
         with np.errstate(over="ignore", invalid="ignore"):
-            entering = [_finite(xp, xp.asarray(x, dtype=weights.dtype))]
+            entering = [finite(xp, xp.asarray(x, dtype=weights.dtype))]
             for matrix, biases in layers[:-1]:
-                entering.append(self._activate(xp, _finite(xp, entering[-1] @ matrix + biases)))
+                entering.append(self._activate(xp, finite(xp, entering[-1] @ matrix + biases)))
             matrix, biases = layers[-1]
-            return entering, xp.where(_usable(xp, x), _finite(xp, entering[-1] @ matrix + biases), 0)
+            return entering, xp.where(_usable(xp, x), finite(xp, entering[-1] @ matrix + biases), 0)
 
     def _activate(self, xp: Array, z: Array) -> Array:
         if self.activation == "relu":
@@ -133,7 +133,7 @@ class Mlp:
 
     # --- backward ---
 
-    def _backward(self, weights: Array, samples: Samples) -> tuple[list[Array], list[Array]]:
+    def backward(self, weights: Array, samples: Samples) -> tuple[list[Array], list[Array]]:
         """What enters each layer and the loss's slope in its scores, [b, n_in] and [b, n_out] each, all finite.
 
         A sample that cannot be used has slope 0 everywhere.
@@ -142,9 +142,9 @@ class Mlp:
         entering, scores = self._forward(weights, samples.x)
         layers = self.layers(weights)
         with np.errstate(over="ignore", invalid="ignore"):
-            slopes = [_finite(xp, self._top(xp, scores, weights, samples))]
+            slopes = [finite(xp, self._top(xp, scores, weights, samples))]
             for (matrix, _), a in zip(layers[:0:-1], entering[:0:-1], strict=True):
-                slopes.append(_finite(xp, self._slope(xp, slopes[-1] @ matrix.T, a)))
+                slopes.append(finite(xp, self._slope(xp, slopes[-1] @ matrix.T, a)))
         return entering, slopes[::-1]
 
     def _top(self, xp: Array, scores: Array, weights: Array, samples: Samples) -> Array:
@@ -157,20 +157,16 @@ class Mlp:
 
     def gradients(self, weights: Array, samples: Samples) -> Array:
         xp = namespace(weights, samples.x)
-        pieces: list[Array] = []
-        for a, slope in zip(*self._backward(weights, samples), strict=True):
-            pieces += [(a[:, :, None] * slope[:, None, :]).reshape(len(a), a.shape[1] * slope.shape[1]), slope]
-        return xp.concatenate(pieces, axis=1)
+        return xp.concatenate(sample_products(*self.backward(weights, samples)), axis=1)
 
     def gradient_sum(self, weights: Array, samples: Samples) -> Array:
-        return _products(*self._backward(weights, samples))
+        return gradient_sums(*self.backward(weights, samples))
 
     def clipped_sum(self, weights: Array, samples: Samples, clip: float) -> Array:
-        entering, slopes = self._backward(weights, samples)
+        entering, slopes = self.backward(weights, samples)
         with np.errstate(over="ignore"):
-            squares = sum((_square(a) + 1) * _square(slope) for a, slope in zip(entering, slopes, strict=True))
-            factor = shrinking(squares, clip)[:, None]
-        return _products(entering, [slope * factor for slope in slopes])
+            factor = shrinking(gradient_squares(entering, slopes), clip)[:, None]
+        return gradient_sums(entering, [slope * factor for slope in slopes])
 
     # --- what it says ---
 
@@ -227,7 +223,7 @@ def _usable(xp: Array, x: Array) -> Array:
     return (xp.abs(x) <= ROOT).all(-1, keepdims=True)
 
 
-def _finite(xp: Array, raw: Array) -> Array:
+def finite(xp: Array, raw: Array) -> Array:
     return xp.where(xp.abs(raw) <= ROOT, raw, 0)
 
 
@@ -236,14 +232,27 @@ def _square(rows: Array) -> Array:
     return (rows * rows).sum(-1) + rows.shape[-1] * np.finfo(rows.dtype).tiny
 
 
-def _words(seed: int, count: int) -> Array:
-    """So many words of the public stream of a seed, uint32."""
-    tag = b"crowdml/mlp/1\0" + seed.to_bytes(8, "little")
+def stream_words(kind: bytes, seed: int, count: int) -> Array:
+    """So many words of the public stream of a model's kind and seed, uint32."""
+    tag = kind + seed.to_bytes(8, "little")
     blocks = (hashlib.sha256(tag + block.to_bytes(8, "little")).digest() for block in range(-(-count // 8)))
     return np.frombuffer(b"".join(blocks), "<u4")[:count]
 
 
-def _products(entering: list[Array], slopes: list[Array]) -> Array:
+def gradient_squares(entering: list[Array], slopes: list[Array]) -> Array:
+    """The squared length of each sample's gradient in all layers, [b], from what enters them and their slopes."""
+    return sum((_square(a) + 1) * _square(slope) for a, slope in zip(entering, slopes, strict=True))
+
+
+def sample_products(entering: list[Array], slopes: list[Array]) -> list[Array]:
+    """Each sample's gradient in each layer's matrix and biases, [b, n] each."""
+    pieces: list[Array] = []
+    for a, slope in zip(entering, slopes, strict=True):
+        pieces += [(a[:, :, None] * slope[:, None, :]).reshape(len(a), a.shape[1] * slope.shape[1]), slope]
+    return pieces
+
+
+def gradient_sums(entering: list[Array], slopes: list[Array]) -> Array:
     """[P]: the sum over samples of their gradients, one product a layer."""
     xp = namespace(*entering, *slopes)
     pieces: list[Array] = []

@@ -50,6 +50,8 @@ MISUSED = {
     'Take model.kind = "smooth-svm", or run it as published in the simulator',
     "least-squares": "the squared loss has no bound on its slope, so Lemma 1 fails: 8.17 where 0.2 is claimed (G4). "
     'Take model.kind = "linear" (Huber\'s loss), or run it as published in the simulator',
+    "cnn": "a network's loss is neither convex nor smooth, so local steps are not stable (G5). "
+    "Take it to a protocol that clips each sample's gradient",
     "mlp": "a perceptron's loss is neither convex nor smooth, so local steps are not stable (G5). "
     "Take it to a protocol that clips each sample's gradient",
 }

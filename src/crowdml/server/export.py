@@ -14,7 +14,7 @@ from crowdml.artefacts import ENDING
 from crowdml.errors import DataError
 from crowdml.features.bounds import label_scale, scaling
 from crowdml.features.maps import MapSettings
-from crowdml.models import KINDS, Mlp, describe_model
+from crowdml.models import KINDS, Cnn, Mlp, describe_model
 from crowdml.price import Epsilons, Price
 from crowdml.protocol import Noisy
 from crowdml.protocols import find, gathering_of
@@ -82,7 +82,7 @@ def export_model(store: Store, task: bytes) -> Exported:
 
 
 def model_file(model: Exported) -> bytes:
-    """As safetensors: one tensor, `weights` (a bias is its last entry); of an mlp two a layer, `weights.0`, `biases.0`.
+    """As safetensors: one tensor, `weights` (a bias is its last entry); of a network `weights.0`, `biases.0` and so on.
 
     The layers follow one another, so the file's numbers are in either case the weights as devices see them. Of a
     histogram its columns.
@@ -93,10 +93,10 @@ def model_file(model: Exported) -> bytes:
 def _tensors(model: Exported) -> dict[str, Any]:
     if is_histogram(model.task):
         return tensors(_bars(model))
-    perceptron = _perceptron(model)
-    if perceptron is None:
+    network = _network(model)
+    if network is None:
         return {"weights": model.weights}
-    layers = enumerate(perceptron.layers(model.weights))
+    layers = enumerate(network.layers(model.weights))
     return {f"{name}.{index}": tensor for index, pair in layers for name, tensor in zip(NAMES, pair, strict=True)}
 
 
@@ -113,12 +113,12 @@ def table_file(model: Exported, ending: str) -> bytes:
     return csv_file(_bars(model)) if ending == ".csv" else json_file(_bars(model), model.labels, _metadata(model))
 
 
-def _perceptron(model: Exported) -> Mlp | None:
-    """The model of a task that trains one."""
+def _network(model: Exported) -> Cnn | Mlp | None:
+    """The model of a task that trains a network."""
     if model.task.model["kind"] not in KINDS:  # ridge: gram's own
         return None
     made = fitting_model(model.task, model.weights)
-    return made if isinstance(made, Mlp) else None
+    return made if isinstance(made, (Cnn, Mlp)) else None
 
 
 def onnx_file(model: Exported) -> bytes:
@@ -322,9 +322,11 @@ def _numpy_snippet(model: Exported, file: str) -> str:
     if task.protocol["kind"] == "gram":
         return _gram_snippet(model, file)
     order, bound = 1 if task.features.norm.kind == "l1" else 2, float(task.features.norm.bound)
-    perceptron = _perceptron(model)
-    if perceptron is not None:
-        return _mlp_snippet(task, perceptron, file, f"np.linalg.norm(x, {order}, 1, True) / {bound:g}")
+    network, size = _network(model), f"np.linalg.norm(x, {order}, 1, True) / {bound:g}"
+    if isinstance(network, Cnn):
+        return _cnn_snippet(task, network, file, size)
+    if network is not None:
+        return _mlp_snippet(task, network, file, size)
     names, scores = list(task.labels.classes), "x @ weights"
     if task.model.get("bias") is True:
         scores = "x @ weights[:-1] + weights[-1]"
@@ -339,6 +341,21 @@ def _numpy_snippet(model: Exported, file: str) -> str:
             f"x = np.zeros((1, {task.features.width}))  # one row per sample; long rows shrink, as on a device:",
             *_scaling_lines(task),
             f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
+        )
+    )
+
+
+def _cnn_snippet(task: Task, model: Cnn, file: str, size: str) -> str:
+    """Lines for a convolutional network, which this library computes."""
+    settings = f"filters={list(model.filters)}, size={model.size}, hidden={list(model.hidden)}"
+    return "\n".join(
+        (
+            "import json, numpy as np; from crowdml.models import make_model",
+            f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
+            f"x = np.zeros((1, {task.features.width}))  # one row per sample; long rows shrink, as on a device:",
+            *_scaling_lines(task),
+            f'x = x / np.maximum(1, {size}); model = make_model("cnn", {model.dimension}, {model.classes}, {settings})',
+            f"print(np.array({list(task.labels.classes)})[model.predict(np.frombuffer(raw[end:], '<f4'), x)])",
         )
     )
 

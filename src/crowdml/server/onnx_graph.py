@@ -22,7 +22,7 @@ from crowdml.errors import MissingExtra, TaskError
 from crowdml.features.bounds import label_scale, scaling
 from crowdml.features.maps import MapSettings
 from crowdml.features.spectrum import BINS
-from crowdml.models import KINDS, Logistic, Mlp, Model, Softmax, read_model
+from crowdml.models import KINDS, Cnn, Logistic, Mlp, Model, Softmax, read_model
 from crowdml.task import Task
 
 RIDGE = "ridge"
@@ -73,7 +73,7 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
         outputs = _answers(add, constants, model, task, _scores(add, constants, model, weights, inside))
     several = ["n", len(classes)]
     kinds = {"label": (TensorProto.INT64, ["n"]), "probabilities": (TensorProto.FLOAT, several),
-             "scores": (TensorProto.FLOAT, several if ridge or isinstance(model, Mlp) else ["n"]),
+             "scores": (TensorProto.FLOAT, several if ridge or isinstance(model, (Cnn, Mlp)) else ["n"]),
              "prediction": (TensorProto.FLOAT, ["n"])}  # fmt: skip
     graph = helper.make_graph(
         nodes,
@@ -109,6 +109,9 @@ def fitting_model(task: Task, weights: Any) -> Model:
 def _scores(add: Any, constants: dict[str, Any], model: Model, weights: Any, rows: str) -> str:
     """What the model says of rows in the ball: [n], or [n, c]."""
     weights = np.asarray(weights, np.float32)
+    if isinstance(model, Cnn):
+        rows = _pooled(add, constants, model, weights, rows)
+        model, weights = model.head, weights[-model.head.shape[0] :]
     if isinstance(model, Mlp):
         operation = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}[model.activation]
         for index, (matrix, biases) in enumerate(model.layers(weights)):
@@ -122,6 +125,20 @@ def _scores(add: Any, constants: dict[str, Any], model: Model, weights: Any, row
         return add("Add", [add("MatMul", [rows, "weights"], "product"), "bias"], "raw")
     constants["weights"] = weights
     return add("MatMul", [rows, "weights"], "raw")
+
+
+def _pooled(add: Any, constants: dict[str, Any], model: Cnn, weights: Any, rows: str) -> str:
+    """What the last pooling of a convolutional network gives, [n, k]: by row, column and filter."""
+    constants |= {"side": np.float32(model.side), "picture": np.asarray([-1, 1, model.side, model.side], np.int64)}
+    constants["flat"] = np.asarray([-1, model.head.dimension], np.int64)
+    found = add("Reshape", [add("Mul", [rows, "side"], "pixels"), "picture"], "pictures")
+    for index, (kernel, biases) in enumerate(model.layers(weights)[: len(model.filters)]):
+        constants |= {f"kernel {index}": kernel.transpose(3, 2, 0, 1), f"kernel biases {index}": biases}
+        given = [found, f"kernel {index}", f"kernel biases {index}"]
+        answers = add("Conv", given, f"answers {index}", pads=[model.size // 2] * 4)
+        largest = add("MaxPool", [answers], f"pooled {index}", kernel_shape=[2, 2], strides=[2, 2])
+        found = add("Relu", [largest], f"passed {index}")
+    return add("Reshape", [add("Transpose", [found], "by place", perm=[0, 2, 3, 1]), "flat"], "entering the head")
 
 
 def _ridge(add: Any, constants: dict[str, Any], task: Task, weights: Any, rows: str) -> list[str]:
@@ -194,7 +211,7 @@ def _answers(add: Any, constants: dict[str, Any], model: Model, task: Task, scor
             constants |= last
             scores = add("Squeeze", [scores, "last"], "number")
         return [_in_units(add, constants, task, scores)]
-    if isinstance(model, (Softmax, Mlp)):
+    if isinstance(model, (Softmax, Cnn, Mlp)):
         add("ArgMax", [scores], "label", axis=1, keepdims=0)
         if isinstance(model, Mlp) and model.top == "squared":
             add("Identity", [scores], "scores")

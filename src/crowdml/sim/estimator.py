@@ -488,7 +488,7 @@ def _gives_chances(estimator: Crowd) -> bool:
         protocol = PROTOCOLS.get(estimator.protocol)
         model = "softmax" if protocol is None else protocol.usual_model(Shape(1, 2, 1, 1))
     model = {"kind": model} if isinstance(model, str) else model
-    return model["kind"] in ("softmax", "logistic") or (model["kind"] == "mlp" and model.get("top") != "squared")
+    return model["kind"] in ("cnn", "softmax", "logistic") or (model["kind"] == "mlp" and model.get("top") != "squared")
 
 
 class Crowd(ClassifierMixin, _CrowdEstimator):
