@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-for folder in (".", "conversations", "privacy", "secagg"):
+for folder in (".", "conversations", "privacy", "storage", "secagg"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # A shell starts what runs in the background without interrupts, and the processes that tests interrupt inherit that.

@@ -441,7 +441,7 @@ def test_docstrings_have_their_noun_in_them():
 def test_no_sql_numbers_its_placeholders():
     """`?1` with a sequence of values is an error from Python 3.14 on: SQL says `?`, or a name."""
     asks = [source for source in SOURCES if source.startswith("storage/")]
-    assert "storage/ledger.py" in asks
+    assert "storage/device/ledger.py" in asks
     assert [source for source in asks if re.search(r"\?\d", (PACKAGE / source).read_text(encoding="utf-8"))] == []
 
 
@@ -491,7 +491,7 @@ def test_the_package_and_the_device_side_import_no_heavy_library():
     names = [
         f"crowdml.{source.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__") for source in device_side
     ]
-    assert {"crowdml", "crowdml.protocols.sgd", "crowdml.storage.ledger", "crowdml.models.make"} <= set(names)
+    assert {"crowdml", "crowdml.protocols.sgd", "crowdml.storage.device.ledger", "crowdml.models.make"} <= set(names)
     assert imported_by("import " + ", ".join(sorted(names))) == set()
 
 

@@ -12,7 +12,7 @@ from tasks import MOMENTS, toml
 from crowdml import Crowd
 from crowdml.cli.task import SHIPPED_DATA
 from crowdml.datasets import blobs, catalogue
-from crowdml.storage.ledger import Ledger
+from crowdml.storage import Ledger
 from crowdml.task import find_task, shipped, shipped_text
 
 
@@ -139,7 +139,7 @@ def test_the_ledger_shows_both_totals_and_its_charges_newest_first(tmp_path: Pat
 
 
 def copy_ledger(charges, path: Path) -> None:
-    from crowdml.storage.budget import Budget
+    from crowdml.storage import Budget
 
     with Ledger(path) as book:
         book.take_serials(1 + max(charge.last_sample for charge in charges))

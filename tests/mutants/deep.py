@@ -32,9 +32,10 @@ CORE = tuple(
 MASKED_SERVER = ("tests/server/test_masked_rounds.py", "tests/server/test_masked_phases.py")
 MASKED_DEVICE = ("tests/device/test_round_marks.py", "tests/device/test_masked_device.py")
 RUNNER = tuple(f"tests/device/test_{name}.py" for name in ("older_ledgers", "verification", "runner"))
+SPENDING = ("tests/privacy/test_spending.py", "tests/privacy/test_spans.py")
 LEDGER = tuple(
     f"tests/storage/test_{name}.py"
-    for name in ["ledger_guards", "spans", "ledger", "ledger_memory", "ledger_masked", "ledger_crash", "erased"]
+    for name in ["ledger_guards", "ledger", "ledger_memory", "ledger_masked", "ledger_crash", "erased"]
 )
 
 FAST = ("-m", "not slow and not kill and not postgres and not browser")
@@ -44,7 +45,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "secagg/device.py": (*CORE, *MASKED_DEVICE),
     "secagg/server.py": (*CORE, *MASKED_SERVER),
     "privacy/door.py": ("tests/privacy/test_door.py", "tests/test_messages.py"),
-    "storage/ledger.py": (*LEDGER, *RUNNER, *MASKED_DEVICE),
+    "privacy/spending.py": (*SPENDING, *LEDGER, *RUNNER, *MASKED_DEVICE),
+    **{f"storage/device/{name}.py": (*LEDGER, *RUNNER, *MASKED_DEVICE) for name in ("charges", "file", "ledger")},
     "device/rounds.py": (*MASKED_DEVICE, "tests/loopback/test_masked_loop.py"),
 }
 """The tests that are run for a file, in this order, until one fails."""

@@ -14,6 +14,7 @@ from aim import Mutant
 
 LAWS = "tests/privacy/test_noise.py::"
 CALIBRATED = "tests/privacy/test_calibration.py::"
+SPENDING = "tests/privacy/test_spending.py::"
 COMPOSED = "tests/privacy/test_losses.py::"
 VECTORS = "tests/privacy/test_review_vectors.py::"
 ACCOUNTED = "tests/privacy/test_accounting.py::"
@@ -557,28 +558,28 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sample used twice: a retry is drawn anew under the old charge",
-        "storage/ledger.py Ledger._written",
+        "storage/device/ledger.py Ledger._written",
         "bool(...)",
         "False",
         f"{CHARGED}test_resending_the_same_bytes_is_free_and_drawing_again_is_a_second_charge",
     ),
     Mutant(
         "sample used twice: a second pass is charged like the first",
-        "storage/spans.py _halves",
+        "privacy/spans.py _halves",
         "sums.add(paid, span[2])",
         "span[2]",
         f"{CHARGED}test_parts_of_one_check_in_cost_each_sample_only_what_used_it",
     ),
     Mutant(
         "sample used twice: equal charges count once",
-        "storage/ledger.py _times",
-        "Total.of([loss]).scaled(times)",
+        "privacy/spending.py times",
+        "Total.of([loss]).scaled(count)",
         "Total.of([loss])",
         f"{CHARGED}test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of_five",
     ),
     Mutant(
         "serials handed out twice",
-        "storage/ledger.py Ledger._take_serials",
+        "storage/device/ledger.py Ledger._take_serials",
         "(first + n, self.device)",
         "(first, self.device)",
         f"{CHARGED}test_serials_are_per_device_and_never_handed_out_twice",
@@ -778,50 +779,78 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- the ledger ---
     Mutant(
         "charge after send",
-        "storage/ledger.py Ledger.charge",
-        "if step is not None: self._add(task, charges, step)",
+        "storage/device/ledger.py Ledger.charge",
+        "if charges: self._history.add(task, charges)",
         "for seq, body in (outbox or {}).items():\n"
         "    write('insert into outbox (device, task, seq, body) values (?, ?, ?, ?)', (self.device, task, "
         "seq, body))\n"
         "outbox = write('commit') and write('begin immediate') and None\n"
-        "if step is not None:\n"
-        "    self._add(task, charges, step)",
+        "if charges:\n"
+        "    self._history.add(task, charges)",
         f"{CRASHED}test_files_cut_between_any_two_writes_of_a_step_hold_the_step_whole_or_not_at_all",
     ),
     Mutant(
         "sent and never charged",
-        "storage/ledger.py Ledger._add",
-        "[(*_row(charge), self.device) for charge in charges]",
+        "storage/device/charges.py ChargeTable.add",
+        "[(*_row(charge), self._device) for charge in charges]",
         "[]",
         f"{CHARGED}test_a_charge_comes_back_as_it_was_written",
     ),
     Mutant(
         "nothing asked of the budget",
-        "storage/ledger.py Ledger.charge",
-        "self._check(task, charges, budgets, step, None, 0 if take is None else len(take))",
+        "storage/device/ledger.py Ledger.charge",
+        "self._check(task, charges, budgets, None, 0 if take is None else len(take))",
         "",
         f"{CHARGED}test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of_five",
     ),
     Mutant(
         "the sample cap forgets what was given",
-        "storage/ledger.py Ledger._check_one",
-        "max(0, samples_left)",
+        "privacy/spending.py Spent.refusal",
+        "max(0, budget.samples - self.given.size)",
         "budget.samples",
         f"{CHARGED}test_a_hundred_fresh_check_ins_leave_the_dearest_sample_raise_the_device_and_stop_at_the_sample_cap",
     ),
     Mutant(
         "the sample cap refuses the last batch",
-        "storage/ledger.py Ledger._check_one",
-        "new > max(0, samples_left)",
-        "new >= max(0, samples_left)",
+        "privacy/spending.py Spent.refusal",
+        "new > samples_left",
+        "new >= samples_left",
         f"{CHARGED}test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of_five",
     ),
     Mutant(
         "charges of a step checked one by one",
-        "storage/ledger.py _Step.__init__",
+        "privacy/spending.py Step.__init__",
         "map(_priced, charges)",
         "map(_priced, charges[:1])",
         f"{CHARGED}test_two_charges_of_one_step_are_checked_together",
+    ),
+    Mutant(
+        "what was kept of a history misses the new charges",
+        "privacy/spending.py Spent.add",
+        "is_fresh = self._new(spans) == step.size",
+        "is_fresh = True",
+        f"{SPENDING}test_what_a_history_has_kept_is_what_another_one_would_read",
+    ),
+    Mutant(
+        "charges of another task count against a budget's task",
+        "privacy/spending.py History.add",
+        "if whose in (None, task): found.add(step, start)",
+        "found.add(step, start)",
+        f"{SPENDING}test_what_a_history_has_kept_is_what_another_one_would_read",
+    ),
+    Mutant(
+        "the budget of another task allows a step",
+        "privacy/spending.py History.refusal",
+        "budget.task in (None, task)",
+        "True",
+        f"{SPENDING}test_a_budget_of_another_task_says_nothing_and_without_one_nothing_is_allowed",
+    ),
+    Mutant(
+        "a step is asked about where it does not lie",
+        "privacy/spending.py History.refusal",
+        "start if at is None else at",
+        "start",
+        f"{SPENDING}test_a_step_is_asked_about_where_its_samples_will_lie",
     ),
     Mutant(
         "a charge may be edited",
@@ -833,7 +862,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "not written through to the disk",
-        "storage/ledger.py Ledger.__init__",
+        "storage/device/file.py LedgerFile.__init__",
         "'synchronous = full'",
         "'synchronous = off'",
         f"{CRASHED}test_a_ledger_is_written_through_to_the_disk",
@@ -964,21 +993,21 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- what is erased is gone (review 2, privacy finding 11) ---
     Mutant(
         "erased: a write-ahead log keeps it",
-        "storage/ledger.py Ledger.__init__",
+        "storage/device/file.py LedgerFile.__init__",
         "'journal_mode = truncate'",
         "'journal_mode = wal'",
         f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",
     ),
     Mutant(
         "erased: the journal keeps it",
-        "storage/ledger.py Ledger.__init__",
+        "storage/device/file.py LedgerFile.__init__",
         "'journal_mode = truncate'",
         "'journal_mode = persist'",
         f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",
     ),
     Mutant(
         "erased: free pages keep it",
-        "storage/ledger.py Ledger.__init__",
+        "storage/device/file.py LedgerFile.__init__",
         "'secure_delete = on'",
         "'secure_delete = off'",
         f"{ERASED}test_after_each_step_of_a_device_nothing_that_it_erased_is_in_any_file",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from crowdml.privacy.losses import Loss, Pure, group
+from crowdml.privacy.losses import ZCDP, Loss, Pure, group
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.storage import Budget, Charge
 
@@ -19,3 +19,13 @@ def charge(
 ) -> Charge:
     everything = group(loss, last - first + 1) if device is None else device
     return Charge(task, row, loss, everything, Observer.ANYONE, Adjacency.REPLACE_SAMPLE, first, last, NOON)
+
+
+def masked(first: int, last: int, rho: int = 1, *, task: bytes = TASK, times: int = 50) -> Charge:
+    size = last - first + 1
+    one, all_ = ZCDP(Fraction(rho, 100)), ZCDP(Fraction(rho * size * size, 100))
+    alone, device_alone = ZCDP(one.rho * times), ZCDP(all_.rho * times)
+    return Charge(
+        task, "gradient", one, all_, Observer.AGGREGATE, Adjacency.REPLACE_SAMPLE, first, last, NOON,
+        alone, device_alone,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from ledger_builders import PLENTY, TASK, charge
 
 from crowdml.errors import LedgerError
 from crowdml.storage import Ledger
-from crowdml.storage import ledger as module
+from crowdml.storage.device import file as module
 
 FILE_EVENTS = {"open", "os.chmod", "os.link", "os.remove", "os.rename", "tempfile.mkstemp"}
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from ledger_builders import OTHER, PLENTY, TASK, TENTH, charge
+from ledger_builders import OTHER, PLENTY, TASK, charge
 
 from crowdml.errors import LedgerError
-from crowdml.privacy.losses import Renyi, Total
 from crowdml.storage import Budget, Ledger
-from crowdml.storage.ledger import ceiling
 
 DELTA = 1e-6
 
@@ -81,42 +78,6 @@ def test_a_new_ledger_whose_counter_is_gone_is_not_trusted_either(tmp_path: Path
         lose_counter(ledger)
     with Ledger(path) as ledger, pytest.raises(LedgerError, match="counter of serials is gone"):
         ledger.next_serial()
-
-
-@pytest.mark.parametrize("named", ["alone", "device_alone"])
-def test_a_release_that_anyone_may_see_names_no_price_for_collusion(named: str):
-    with pytest.raises(LedgerError, match="nobody else stands in for it"):
-        replace(charge(0, 0), **{named: TENTH})
-
-
-def renyi(*pairs: tuple[int, int]) -> Renyi:
-    return Renyi(tuple(order for order, _ in pairs), tuple(Fraction(value, 10) for _, value in pairs))
-
-
-@pytest.mark.parametrize(
-    ("whole", "is_taken"),
-    [
-        (renyi((2, 1), (3, 2), (4, 2)), True),  # one sample pays 0.2 at order 4, and so at most that at order 3
-        (renyi((2, 1), (3, 1), (4, 2)), False),
-        (renyi((2, 1), (4, 2), (8, 9)), True),  # nothing is known of one sample at order 8
-        (renyi((2, 1), (5, 1)), True),
-        (renyi((2, 0), (5, 9)), False),
-    ],
-)
-def test_losses_of_other_orders_are_compared_at_the_orders_of_the_device(whole: Renyi, is_taken: bool):
-    one = renyi((2, 1), (4, 2))
-    if is_taken:
-        assert charge(0, 4, one, device=whole).device_loss == whole
-    else:
-        with pytest.raises(LedgerError):
-            charge(0, 4, one, device=whole)
-
-
-def test_a_ceiling_knows_nothing_at_an_order_that_one_of_its_totals_does_not_reach():
-    low, high = Total.of([renyi((2, 1))]), Total.of([renyi((2, 3), (4, 5))])
-    for totals in ([low, high], [high, low]):
-        found = ceiling(totals)
-        assert (found.orders, found.values) == ((2,), (Fraction(3, 10),))
 
 
 def test_a_file_with_a_damaged_page_is_not_trusted_though_it_opens(tmp_path: Path):

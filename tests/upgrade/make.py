@@ -46,7 +46,7 @@ from crowdml.server.operators import hash_password
 from crowdml.server.serve import Started, serve
 from crowdml.server.transcript import write_transcript
 from crowdml.server.validation import OwnRows, keep_rows
-from crowdml.storage.ledger import Ledger
+from crowdml.storage import Ledger
 from crowdml.storage.server import Store
 from crowdml.storage.server.looks import Terms, looks_of, validations
 from crowdml.task import Task, find_task, parse

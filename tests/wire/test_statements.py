@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from make_vectors import FALLS, SPEC
 
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded
-from crowdml.storage.ledger import ceiling
+from crowdml.privacy.spending import ceiling
 from crowdml.wire.packing import pack
 from crowdml.wire.statements import Statement, totals_fell
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from crowdml.device.client import Client
     from crowdml.device.folder import Folder, Server
     from crowdml.device.verification import Verified
-    from crowdml.storage.ledger import Charge
+    from crowdml.storage import Charge
 
 FILE = "ledger.sqlite"
 """The ledger's name in a device's folder."""
@@ -73,7 +73,7 @@ def ledger(
 def _show(report: Report, folder: Path, delta: float, last: int) -> None:
     from crowdml.device.folder import Folder
     from crowdml.privacy.losses import Total
-    from crowdml.storage.ledger import Ledger, paid_in
+    from crowdml.storage.device.ledger import Ledger, paid_in
 
     path = _path(folder)
     home = Folder(path.parent)

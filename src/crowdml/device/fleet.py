@@ -27,7 +27,7 @@ from crowdml.pace import AT_WORK, GROUP_WINDOW
 from crowdml.protocol import Protocol
 from crowdml.records import record
 from crowdml.storage import Ledger
-from crowdml.storage.ledger import paid_in
+from crowdml.storage.device.ledger import paid_in
 from crowdml.task import Task
 from crowdml.turn import Tamper
 from crowdml.wire.keys import Key

@@ -38,7 +38,7 @@ from crowdml.sim.studies import (
     unusable_cell,
 )
 from crowdml.sim.trial import Deal
-from crowdml.storage.ledger import Ledger
+from crowdml.storage import Ledger
 from crowdml.suggest import Shape, outlook, suggest
 from crowdml.task import Task, find_task
 from crowdml.texts import did_you_mean

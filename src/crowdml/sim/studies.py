@@ -35,8 +35,7 @@ from crowdml.sim.layout import Rounds, Schedule
 from crowdml.sim.run import Run, Tick
 from crowdml.sim.trial import Deal, Laid, Trial, laid_out
 from crowdml.sim.world import Delay
-from crowdml.storage.budget import Budget
-from crowdml.storage.ledger import Charge, Ledger
+from crowdml.storage import Budget, Charge, Ledger
 from crowdml.task import Task, find_task
 from crowdml.texts import number_text
 from crowdml.turn import Tamper, check_in, first_turn

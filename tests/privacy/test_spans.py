@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crowdml.privacy.losses import ZCDP, Pure, Renyi, Total
-from crowdml.storage.spans import _stretches, _Sums, covered, dearest, front, undominated
+from crowdml.privacy.spans import _stretches, _Sums, covered, dearest, front, undominated
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair)))
 TOTALS = st.sampled_from(

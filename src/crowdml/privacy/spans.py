@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from crowdml.privacy.losses import Total
 
+Span = tuple[int, int]  # first serial, last serial, both included
 Priced = tuple[int, int, Total]  # first serial, last serial, what each sample between them paid
 
 
