@@ -2,7 +2,8 @@
 
     python tests/wire/make_vectors.py            (`make_vectors.build()` is the same as {name: text}, for the tests)
 
-Bytes are hex. Keys are those of no device. Nothing here is drawn: `Silence` stands where noise would be.
+Bytes are hex. Keys are those of no device. Nothing is drawn but from bytes that are written
+beside it (`device_vectors.py`): elsewhere `Silence` stands where noise would be.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import device_vectors
 import msgpack
 import numpy as np
 
@@ -619,7 +621,7 @@ def build() -> dict[str, str]:
     vectors = {
         "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
         "messages": messages(), "rounds": rounds(), "letters": letters(), "sgd": protocol_sgd(), "problems": problems(),
-        "statements": statements(),
+        "statements": statements(), **device_vectors.build(),
     }  # fmt: skip
     files = {f"vectors/{name}.json": value for name, value in vectors.items()}
     files |= {f"schemas/{name}.json": value for name, value in schemas().items()}
