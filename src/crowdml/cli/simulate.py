@@ -318,6 +318,7 @@ def _load(task: Task, name: str | None, named: int | None, devices: int | None, 
     from dataclasses import replace
 
     from crowdml.datasets import blobs, is_table, load
+    from crowdml.datasets.table import spec_of
     from crowdml.features import normalise
 
     name = name or usual_data(task)
@@ -326,9 +327,12 @@ def _load(task: Task, name: str | None, named: int | None, devices: int | None, 
         data = load(name, normalise="none", seed=seed, columns=replace(columns, kind=kind))
         data = data.recoded(task.labels.classes, task.labels.ends)
     elif task.labels.kind != "class":
-        raise TaskError(
-            f"task {task.name!r} predicts a number, and every data set here has classes. Name a file with --data."
-        )
+        if name == "synthetic" or spec_of(name).classes:
+            raise TaskError(
+                f"task {task.name!r} predicts a number, and data set {name!r} has classes. Name a file with --data, or "
+                "--data census."
+            )
+        data = load(name, normalise="none", columns=columns).recoded((), task.labels.ends)
     elif name == "synthetic" and task.classes is not None:
         from crowdml.protocols import find
 

@@ -21,8 +21,9 @@ class Dataset:
 
     x_train [n, d], y_train [n]: what devices hold, private. x_test, y_test: errors are reported on these and nothing
     is chosen by them. x_public, y_public: the only rows that PCA, scaling and hyper-parameters may see (review, R4);
-    empty where a data set has none to spare. `groups` [n] names the person behind each training row, or is None; rows
-    of one person are in the order of time. `note` says in a sentence what was fitted on what.
+    empty where a data set has none to spare. Without classes labels are numbers, float32. `groups` [n] names the person
+    behind each training row, or is None; rows of one person are in the order of time. `note` says in a sentence what
+    was fitted on what.
     """
 
     name: str

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crowdml.datasets.files import SourceFile, cache_folder, find, locate, npz_bytes, sha256_of
-from crowdml.datasets.table import ADULT, CIFAR, CROWDML, MNIST, SYNTHETIC, WATCH, spec_of
+from crowdml.datasets.table import ADULT, CENSUS, CIFAR, CROWDML, MNIST, SYNTHETIC, WATCH, spec_of
 from crowdml.datasets.traffic import SCATS
 from crowdml.errors import DataError
 
@@ -90,6 +90,8 @@ NOT_FETCHED: dict[str, str] = {
     "on the training images: docs/data.md)",
     ADULT.name: "it holds the two files of the UCI data set Adult as one table (their lines, without blanks and "
     "trailing dots, with a column that says which file: docs/data.md)",
+    CENSUS.name: "it holds an R table as a CSV file, unchanged (data/gov_census.rda of the R package fairadapt 1.0.0: "
+    "docs/data.md)",
     SCATS.name: "it holds the rows of a public table as an array (VicRoads' counts for October 2006, arranged by "
     "approach, day and quarter of an hour: docs/data.md)",
 }

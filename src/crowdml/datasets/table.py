@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.datasets import adult, recipes, traffic
+from crowdml.datasets import adult, census, recipes, traffic
 from crowdml.datasets.dataset import Dataset, Prepared, frozen
 from crowdml.datasets.files import TABLE, SourceFile, cached, find, locate
 from crowdml.datasets.synthetic import CLASSES as BLOBS
@@ -53,12 +53,14 @@ class DatasetInfo:
     terms: str
 
 
-RECIPES = {"adult": adult, "recipes": recipes, "traffic": traffic}
+RECIPES = {"adult": adult, "census": census, "recipes": recipes, "traffic": traffic}
 _FILES = {
     "scats": traffic.SCATS,
     **{key: SourceFile(each["name"], tuple(each["sha256"]), each["bytes"]) for key, each in TABLE["files"].items()},
 }
-MNIST, CROWDML, CIFAR, WATCH, ADULT = (_FILES[key] for key in ("mnist", "crowdml", "cifar", "watch", "adult"))
+MNIST, CROWDML, CIFAR, WATCH, ADULT, CENSUS = (
+    _FILES[key] for key in ("mnist", "crowdml", "cifar", "watch", "adult", "census")
+)
 
 
 def _spec(name: str) -> Spec:
@@ -115,16 +117,17 @@ def _brought(data: Dataset, norm: Norm) -> Dataset:
 
 
 def assemble(spec: Spec, prepared: Prepared, norm: Norm) -> Dataset:
-    """Normalise rows, fix types, make read-only."""
+    """Normalise rows, fix types (labels of no classes are numbers), make read-only."""
+    kind = np.int32 if spec.classes else np.float32
     return Dataset(
         name=spec.name,
         title=spec.title,
         x_train=frozen(normalise(prepared.x_train, norm)),
-        y_train=frozen(prepared.y_train.astype(np.int32)),
+        y_train=frozen(prepared.y_train.astype(kind)),
         x_test=frozen(normalise(prepared.x_test, norm)),
-        y_test=frozen(prepared.y_test.astype(np.int32)),
+        y_test=frozen(prepared.y_test.astype(kind)),
         x_public=frozen(normalise(prepared.x_public, norm)),
-        y_public=frozen(prepared.y_public.astype(np.int32)),
+        y_public=frozen(prepared.y_public.astype(kind)),
         classes=spec.classes,
         groups=None if prepared.groups is None else frozen(prepared.groups.astype(np.int32)),
         note=spec.note,

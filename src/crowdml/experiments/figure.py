@@ -29,7 +29,8 @@ class PrivacyLabel:
     `claimed` is what the paper says it costs, None where it says nothing. `as_published`: made on the paper's
     preprocessing or by its formulas, with hyper-parameters chosen by the test error, for reproducing it only.
     `not_covered` names what saw private or evaluation rows and is in no epsilon: "pca" that was fitted on them,
-    "tuning" by scores on them; and "float-noise", whose formula holds for real numbers and not for floats.
+    "tuning" by scores on them; "float-noise", whose formula holds for real numbers and not for floats; and
+    "hidden-layer", trained on exact gradients (SecProbe), which no epsilon covers.
     """
 
     unit: str = "sample"

@@ -8,9 +8,6 @@ noise for the l1 norm of all coefficients, trimmed and solved, in its most favou
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -19,7 +16,9 @@ import numpy as np
 
 from crowdml.arrays import Array
 from crowdml.datasets import blobs, load
-from crowdml.datasets.files import SourceFile, find, locate
+from crowdml.datasets.census import read
+from crowdml.datasets.files import find, locate
+from crowdml.datasets.table import CENSUS
 from crowdml.experiments.crowds import DELTA
 from crowdml.experiments.figure import MAIN, SOUND, Claim, Figure, Panel, PrivacyLabel, Series, over_trials
 from crowdml.experiments.guo import published_at
@@ -37,9 +36,6 @@ CONSTANT = Fraction(1, 5)
 LARGEST_SALARY = 200_000
 """Dollars a year; a public bound, and salaries above it count as it."""
 DEVICES = 100
-CENSUS = SourceFile(
-    "census_acs2018_gov.csv.gz", ("6e3ac4b1be3f3b4e5c7aface0b12330a2c3fcd684638584e54e48a6cf0f92e23",), 2_154_727
-)
 NUMBERS = {"age": 64, "family_size": 20, "children": 12, "education_level": 24, "hours_worked": 99, "weeks_worked": 52}
 WORDS = {
     "sex": ("male", "female"),
@@ -68,8 +64,7 @@ class Rows:
 
 def census_table() -> tuple[Array, Array, Array, Array]:
     """Columns within [0, 1], salaries in dollars, and which rows are for devices and for errors, in a fixed order."""
-    text = gzip.decompress(find(CENSUS, "census").read_bytes()).decode()
-    table = list(csv.DictReader(io.StringIO(text)))
+    table = read(find(CENSUS, "census"))
     columns = [np.clip([float(row[name]) / most for row in table], 0, 1) for name, most in NUMBERS.items()]
     columns += [np.array([row[name] == word for row in table], float) for name in WORDS for word in WORDS[name]]
     salary = np.minimum([float(row["salary"]) for row in table], LARGEST_SALARY)
