@@ -265,7 +265,7 @@ def test_the_rules_that_stand_f_lies_are_named():
 def test_under_masks_the_price_of_small_cohorts_is_told():
     told = " ".join(remarks(Combine("median", 50, 20), 20))
     assert "up to 20 of 50 cohorts may have a liar" in told
-    assert "Cohorts of 20 stand a share of about 2.52% liars" in told  # 1 - 0.6^(1/20)
+    assert "Cohorts of 20 stand a share of about 2.52 % liars" in told  # 1 - 0.6^(1/20)
     assert "about 8.9 times that of one sum over all 1,000 devices" in told  # sqrt(50 pi / 2)
     assert "cohorts of about 1/α devices are best" in told
     assert "masks" not in " ".join(remarks(Combine("median", 50, 20), None))

@@ -55,3 +55,11 @@ def test_the_majority_is_the_share_of_the_most_common_label():
     assert share_of_majority([0, 1, 1, 1]) == 0.75
     assert share_of_majority([-1, -1, 1, 0, 1]) == 0.4
     assert share_of_majority([]) == 0
+
+
+def test_the_constant_answer_is_the_most_common_class_of_the_devices_rows():
+    """Never that of the test rows, which nobody knows before."""
+    assert share_of_majority([0, 1, 1, 1], held=[0, 0, 1]) == 0.25
+    assert share_of_majority([0, 1, 1, 2], held=[2, 1]) == 0.5  # the lowest of equals
+    assert share_of_majority([0, 1], held=[5]) == 0
+    assert share_of_majority([0, 1], held=[]) == 0

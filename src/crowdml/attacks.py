@@ -23,6 +23,7 @@ from crowdml.protocols import find
 from crowdml.robust import RULES, Combine, bucket_ranks, combine_rows
 from crowdml.settings import choose
 from crowdml.task import Task
+from crowdml.texts import percent_text
 from crowdml.turn import Tamper
 
 __all__ = ["ATTACKS", "Attackers", "make_attack", "read_attackers"]
@@ -48,7 +49,7 @@ ATTACKS: Mapping[str, str] = {
     "alie": "says, with the other liars, what is just near enough to the mean of honest uploads to be taken for one",
     "inner-product": "says, with the other liars, the opposite of the mean of honest uploads",
     "mimic": "says, with the other liars, what the first honest device of the round says",
-    "unreliable": f"has noise in place of the features of {PART:.0%} of its samples",
+    "unreliable": f"has noise in place of the features of {percent_text(PART, 0)} of its samples",
     "random": "says random weights from 0 to 1",
     "ring": "says any numbers that the server takes, each as likely: under masks, any element of the ring",
     "no-noise": "says what an honest device says, and adds no noise",

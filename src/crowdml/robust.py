@@ -31,7 +31,7 @@ import numpy as np
 from crowdml.arrays import Array, Integers, finite_or_zero, fold, namespace
 from crowdml.errors import TaskError
 from crowdml.settings import Between, OneOf, Positive
-from crowdml.texts import count_text
+from crowdml.texts import count_text, percent_text
 
 __all__ = ["ROOTED", "RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "rules_for"]
 
@@ -483,8 +483,8 @@ def _masked_remarks(by: Combine, cohort: int, stands: int) -> list[str]:
     share = 1 - (1 - stands / by.fewest) ** (1 / cohort)
     return [
         f"Under masks no rule sees a single upload: rules combine the sums of cohorts, and one liar spoils its cohort. "
-        f"Cohorts of {cohort} stand a share of about {share:.2%} liars. The noise is about {over:.1f} times that of "
-        f"one sum over all {by.uploads * cohort:,} devices.",
+        f"Cohorts of {cohort} stand a share of about {percent_text(share, 2)} liars. The noise is about {over:.1f} "
+        f"times that of one sum over all {by.uploads * cohort:,} devices.",
         "For a share α of liars among n devices, cohorts of about 1/α devices are best, and their noise is about "
         "sqrt(2.7 n α) times that of one sum.",
     ]

@@ -55,6 +55,11 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"10{raised}" if mantissa == "1" else f"{mantissa} × 10{raised}"
 
 
+def percent_text(share: float, digits: int = 1) -> str:
+    """A share as people read it in English text of ours: 92.5 %."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def epsilon_text(epsilon: float) -> str:
     """An ε to four digits; words where there is no guarantee."""
     return "none: no noise" if math.isinf(epsilon) else number_text(epsilon, 4)

@@ -95,10 +95,16 @@ def verdict(
     return Verdict(near or poor or far or "learned", numbers, masked)
 
 
-def share_of_majority(labels: Iterable[Any]) -> float:
-    """The accuracy of always saying the most common label; those below 0 are of no known class."""
+def share_of_majority(labels: Iterable[Any], held: Iterable[Any] | None = None) -> float:
+    """The accuracy, on rows with these labels, of always saying the most common label of the devices' rows.
+
+    `held`: labels of the devices' rows; None where nobody but they may know those: then the rows themselves tell it.
+    Labels below 0 are of no known class. Of equally common ones it is the lowest.
+    """
     counts = Counter(int(label) for label in labels)
-    return max((many for label, many in counts.items() if label >= 0), default=0) / max(1, counts.total())
+    known = counts if held is None else Counter(int(label) for label in held)
+    often = max((label for label in sorted(known) if label >= 0), key=known.__getitem__, default=-1)
+    return (counts[often] if often >= 0 else 0) / max(1, counts.total())
 
 
 def _r2(value: float) -> str:

@@ -101,6 +101,7 @@ def test_a_csv_of_invitations_is_said_to_have_the_codes_and_how_a_device_joins(f
     said = crowdml("invite", *options, "--csv", str(target))
     assert "a row with label, code, url and command for each invitation" in " ".join(said.out.split())
     assert "crowdml join https://study.example/join/CODE --source csv:FILE" in said.out
+    assert "where it has not, add --label COLUMN" in " ".join(said.out.split())
     (row,) = csv.DictReader(target.open())
     assert row["command"] == f"crowdml join https://study.example/join/{row['code']} --source csv:FILE"
     assert row["code"] not in said.out

@@ -3358,6 +3358,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/test_suggest.py::test_numbers_take_as_many_rounds_as_noise_lets_weights_go_far",
     ),
     Mutant(
+        "verdict: the constant answer is the best for the test rows",
+        "verdict.py share_of_majority",
+        "counts if held is None else Counter(int(label) for label in held)",
+        "counts",
+        "tests/test_verdict.py::test_the_constant_answer_is_the_most_common_class_of_the_devices_rows",
+    ),
+    Mutant(
         "defaults: nobody checks what a suggested task costs",
         "suggest.py _within",
         "whole is None or _cost(task) <= whole",

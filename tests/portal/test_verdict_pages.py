@@ -73,7 +73,7 @@ def test_a_study_says_what_its_error_rate_is_worth_in_the_readers_language(busy:
     desk = sit_down(busy, "verdicts")
     assert re.search(r"Error rate .*chance 67%", plain(desk.get("/operator").text))
     own = plain(desk.get(f"/operator/tasks/{busy.task.hash.hex()[:12]}").text)
-    assert re.search(r"Accuracy, by that [\d.]+ %: chance is 33\.3 %", own)
+    assert re.search(r"Accuracy, by that [\d.]+%: chance is 33\.3%", own)
 
 
 def test_a_live_page_hears_the_verdict_as_text():
@@ -92,7 +92,7 @@ def test_public_rows_tell_their_most_common_class_and_private_ones_nothing_but_t
         store, desk = crowd.running.hub.store, set_up(crowd)
         page = f"/operator/tasks/{crowd.task.hash.hex()[:12]}"
         card = model_card(export_model(store, crowd.task.hash))
-        assert "Nobody tried how often this model is right. Chance is 33.3%." in card
+        assert "Nobody tried how often this model is right. Chance is 33.3 %." in card
         look(crowd, PUBLIC, 1)
         seen = watched(store, crowd.task)
         assert seen is not None
@@ -101,11 +101,11 @@ def test_public_rows_tell_their_most_common_class_and_private_ones_nothing_but_t
         labels.normal(size=(50, 64))
         share = np.bincount(labels.integers(3, size=50)).max() / 50
         assert dict(seen.verdict.numbers)["majority"] == share
-        assert seen.verdict.sentence in plain(desk.get(page).text)
+        assert seen.verdict.sentence.replace(" %", "%") in plain(desk.get(page).text)
         assert plain(words("en").verdict(seen.verdict)) in plain(crowd.browser().get(crowd.path).text)
         card = model_card(export_model(store, crowd.task.hash))
         assert seen.verdict.sentence in card
-        assert f"| the most common class alone | {share:.1%} |" in card
+        assert f"| the most common class alone | {100 * share:.1f} % |" in card
         assert seen.plain()["verdict"] == seen.verdict.plain
         look(crowd, CHARGED, 2)
         seen = watched(store, crowd.task)

@@ -204,7 +204,7 @@ def test_check_names_the_rules_that_stand_the_lies_and_the_price_of_cohorts():
     assert "A round closes when 9 uploads are in." in told
     masked = " ".join(remarks_on(settled(make("gram", masked=True))))
     assert "Under masks no rule sees a single upload" in masked
-    assert "Cohorts of 6 stand a share of about 5.45% liars" in masked
+    assert "Cohorts of 6 stand a share of about 5.45 % liars" in masked
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_the_card_says_whom_it_protects_shows_the_bars_and_its_lines_run(tmp_pat
     paths = [tmp_path / f"street.{ending}" for ending in ("json", "csv", "safetensors")]
     card = write_model(model, paths, whole_file).read_text(encoding="utf-8")
     assert "The guarantee protects one measurement, not a person" in card
-    assert "| quiet | 40 | 166.7% |" in card
+    assert "| quiet | 40 | 166.7 % |" in card
     assert "windows of 3 readings; none of them left its device" in card
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)

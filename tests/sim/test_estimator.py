@@ -197,7 +197,7 @@ def test_a_plot_names_both_totals(crowd: Crowd, tmp_path: Path):
         ({"batch": 2.5}, "^batch = 2.5"),
         ({"task": "digits012", "epsilon": 2.0}, "epsilon = 2.0: the task fixes it"),
         ({"task": "digits012", "batch": 3}, "batch = 3: the task fixes it"),
-        ({"task": "digits012", "devices": 5}, "features.dimension = 64, and X has 8 columns"),
+        ({"task": "digits012", "devices": 5}, "rows of 64 numbers, and X has 8 columns"),
         ({"task": "nothing.toml"}, "no task file nothing.toml"),
     ],
 )

@@ -154,7 +154,7 @@ def test_an_svm_has_no_probabilities():
 
 
 def test_estimators_know_every_protocol_of_ours():
-    assert {*LEARNING, "proportions"} == set(PROTOCOLS.ours)
+    assert {*LEARNING, "proportions", "secprobe"} == set(PROTOCOLS.ours)
 
 
 TWO = np.random.default_rng(1).uniform(0, 1, (60, 3)), np.arange(60) % 2

@@ -285,7 +285,7 @@ def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
             table.add_row(f"{name}, mean of {len(last)}" if name == "simulated" else f"{name}, at the same ε", spread)
     table.add_row(f"all {stage.what} in one place, no privacy", f"{compared.central:.2f}")
     table.add_row("a device alone, nothing sent", f"{compared.alone:.2f}")
-    table.add_row("the commonest answer", f"{compared.chance:.2f}")
+    table.add_row("the most common class alone", f"{compared.chance:.2f}")
     table.add_section()
     table.add_row("ε of the most expensive sample", epsilon_text(summary.epsilon_sample))
     table.add_row("  if everyone else colludes", epsilon_text(summary.epsilon_sample_alone))
@@ -304,7 +304,7 @@ def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
 
 
 def _verdict(outcome: Outcome, beside: Comparison) -> Verdict:
-    """What the live crowd's accuracy is worth, beside the commonest answer and a model without privacy."""
+    """What the live crowd's accuracy is worth, beside the most common class and a model without privacy."""
     return verdict(
         outcome.proof.accuracy[-1],
         classes=outcome.stage.task.classes or 2,

@@ -195,6 +195,7 @@ def invite(
     elif json_path != "-":
         report.print("A device joins with the code of its row or card in place of CODE:")
         report.line(f"  {batch.cards[0].command.replace(batch.cards[0].code, 'CODE')}")
+        report.print("FILE has the label in its last column; where it has not, add --label COLUMN.")
     if json_path != "-" and len(opened) > 1:
         report.print(f"The code admits to {len(opened)} tasks: name one in place of TASK: {', '.join(opened)}.")
     if only_here(where):

@@ -391,7 +391,7 @@ def _result(
         "passes": passes,
         **{f"{measure}{which}": value for which, value in zip(("", "_low", "_high"), ends, strict=True)},
         **distance,
-        **_verdict(task, tested.y, curve[:, -1]),
+        **_verdict(task, tested.y, data.y_train, curve[:, -1]),
         "public_only": _public_only(task, data, study),
         **study.planned.plain,
         "paid_so_far": {"epsilon_sample": study.paid.sample, "epsilon_device": study.paid.device},
@@ -422,11 +422,11 @@ def _result(
     }
 
 
-def _verdict(task: Task, labels: Any, ends: Any) -> dict[str, Any]:
-    """What the accuracy or R² is worth, beside chance and the most common class of the test rows."""
+def _verdict(task: Task, labels: Any, held: Any, ends: Any) -> dict[str, Any]:
+    """What the accuracy or R² is worth, beside chance and always saying the devices' most common class."""
     from crowdml.verdict import share_of_majority, verdict
 
-    majority, masked = share_of_majority(labels) if task.classes else None, task.masking is not None
+    majority, masked = share_of_majority(labels, held) if task.classes else None, task.masking is not None
     found = verdict(
         float(ends.mean()), classes=task.classes, majority=majority, spread=float(ends.std()), masked=masked
     )

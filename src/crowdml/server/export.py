@@ -27,7 +27,7 @@ from crowdml.server.runner import TaskRunner
 from crowdml.server.validation import Shown, Watched, watched
 from crowdml.storage.server import Store
 from crowdml.task import Task
-from crowdml.texts import count_text, did_you_mean, markdown_text, number_text, one_line
+from crowdml.texts import count_text, did_you_mean, markdown_text, number_text, one_line, percent_text
 from crowdml.wire.keys import Key
 
 NAMES = ("weights", "biases")
@@ -224,7 +224,8 @@ def _outcome(model: Exported) -> str:
     if not is_histogram(model.task):
         return ""
     rows = "\n".join(
-        f"| {_words(bar.label)} | {bar.count:,} | {bar.share:.1%} | {bar.low:.1%} to {bar.high:.1%} |"
+        f"| {_words(bar.label)} | {bar.count:,} | {percent_text(bar.share)} | "
+        f"{percent_text(bar.low)} to {percent_text(bar.high)} |"
         for bar in _bars(model)
     )
     person = int(model.task.protocol.get("person", 1))
@@ -247,7 +248,7 @@ def _validated(model: Exported) -> str:
     seen = model.watched
     if seen is None or not seen.shown:
         chance = 0 if model.task.classes is None or is_histogram(model.task) else 1 / model.task.classes
-        return f"Nobody tried how often this model is right. Chance is {chance:.1%}.\n\n" if chance else ""
+        return f"Nobody tried how often this model is right. Chance is {percent_text(chance)}.\n\n" if chance else ""
     rows = "\n".join(f"| {each.version:,} | {_figure(seen, each)} |" for each in thinned(seen.shown))
     return f"""## Validation
 
@@ -265,7 +266,9 @@ def _verdict(seen: Watched) -> str:
     if seen.verdict is None:
         return ""
     names = {"chance": "chance", "majority": "the most common class alone", "no_privacy": "a model without privacy"}
-    beside = "\n".join(f"| {names[name]} | {value:.1%} |" for name, value in seen.verdict.numbers if name in names)
+    beside = "\n".join(
+        f"| {names[name]} | {percent_text(value)} |" for name, value in seen.verdict.numbers if name in names
+    )
     return f"""{seen.verdict.sentence}
 
 | beside it | accuracy |
@@ -276,9 +279,9 @@ def _verdict(seen: Watched) -> str:
 
 
 def _figure(seen: Watched, each: Shown) -> str:
-    figure, form = each.figure, "{:.1%}" if seen.measure == "accuracy" else "{:.4g}"
-    between = f"{form.format(figure.low)} to {form.format(figure.high)} (about 95 %)"
-    return form.format(figure.value) + (f", between {between}" if figure.low < figure.high else "")
+    figure, form = each.figure, percent_text if seen.measure == "accuracy" else "{:.4g}".format
+    between = f"{form(figure.low)} to {form(figure.high)} (about 95 %)"
+    return form(figure.value) + (f", between {between}" if figure.low < figure.high else "")
 
 
 def thinned(rows: Sequence[Any], most: int = 12) -> list[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from crowdml.arrays import Array
+from crowdml.verdict import share_of_majority
 
 WEAK = 100.0
 """The inverse strength C of the penalty of the model without privacy: rows are no longer than one, so it is weak."""
@@ -21,7 +22,7 @@ def baselines(x: Array, y: Array, x_test: Array, y_test: Array, *, classes: bool
     x, x_test = x.astype(np.float64), x_test.astype(np.float64)
     if classes:
         model: Any = LogisticRegression(C=WEAK, max_iter=2000).fit(x, y)
-        return float(np.mean(y_test == np.bincount(y).argmax())), float(model.score(x_test, y_test))
+        return share_of_majority(y_test, y), float(model.score(x_test, y_test))
     off = (y_test - y.mean()) ** 2
     constant = 1 - float(off.mean()) / max(float(np.var(y_test)), 1e-30)
     return constant, float(cast("Any", LinearRegression().fit(x, y)).score(x_test, y_test))

@@ -198,7 +198,7 @@ class _CrowdEstimator(BaseEstimator):
         self.verdict_ = verdict(
             float(self.scores_.mean()),
             classes=self._classes,
-            majority=None if self._classes is None else share_of_majority(seen[1]),
+            majority=None if self._classes is None else share_of_majority(seen[1], labels),
             spread=float(self.scores_.std()),
             masked=self.task_.masking is not None,
         )
