@@ -22,9 +22,11 @@ from crowdml.robust import (
     clip_around,
     combine_blocks,
     combine_rows,
+    distances_from,
     krum_scores,
     remarks,
     rules_for,
+    shares_of,
     weiszfeld,
 )
 
@@ -269,3 +271,48 @@ def test_under_masks_the_price_of_small_cohorts_is_told():
     assert "about 8.9 times that of one sum over all 1,000 devices" in told  # sqrt(50 pi / 2)
     assert "cohorts of about 1/α devices are best" in told
     assert "masks" not in " ".join(remarks(Combine("median", 50, 20), None))
+
+
+# What an upload counts
+
+
+LINEAR = [each for each in EVERY if each.rule in ("mean", "krum", "multi-krum", "geometric-median")]
+
+
+@pytest.mark.parametrize("each", LINEAR, ids=named)
+def test_what_uploads_count_is_what_the_result_is_made_of(each: Combine):
+    rows, ranks = drawn(), bucket_ranks(np.int64(4), 15)
+    shares = shares_of(lambda: (rows,), 15, each, ranks)
+    assert shares is not None
+    assert shares.sum() == pytest.approx(15)
+    np.testing.assert_allclose(shares @ rows / 15, combine_rows(rows, each, ranks), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["clipped-mean", "centred-clipping", "geometric-median"])
+def test_an_upload_that_is_far_off_counts_less(rule: str):
+    rows = drawn()
+    rows[3] *= 1000
+    shares = shares_of(lambda: (rows,), 15, by(rule))
+    assert shares is not None
+    assert 0 < shares[3] < 0.05 < 0.5 < np.delete(shares, 3).min()
+
+
+def test_uploads_that_a_rule_leaves_out_count_nothing():
+    rows = drawn()
+    rows[[2, 9]] += 1000
+    for rule, kept in (("krum", 1), ("multi-krum", 11), ("bulyan", 9)):
+        shares = shares_of(lambda: (rows,), 15, by(rule))
+        assert shares is not None
+        assert (shares > 0).sum() == kept
+        assert shares[2] == shares[9] == 0
+
+
+def test_rules_that_look_at_each_column_leave_no_upload_out_as_a_whole():
+    for rule in ("median", "trimmed-mean"):
+        assert shares_of(lambda: (drawn(),), 15, by(rule)) is None
+
+
+def test_distances_from_a_point_are_the_same_in_blocks():
+    rows, point = drawn(width=7), np.arange(7.0)
+    whole = np.linalg.norm(rows - point, axis=1)
+    np.testing.assert_allclose(distances_from(lambda: (rows[:, :3], rows[:, 3:]), point), whole)

@@ -33,7 +33,10 @@ from crowdml.errors import TaskError
 from crowdml.settings import Between, OneOf, Positive
 from crowdml.texts import count_text, percent_text
 
-__all__ = ["ROOTED", "RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "rules_for"]
+__all__ = [
+    "ROOTED", "RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "distances_from", "rules_for",
+    "shares_of",
+]  # fmt: skip
 
 WEISZFELD_STEPS, CLIPPING_STEPS = 32, 3
 SMOOTHING = 1e-6
@@ -246,20 +249,7 @@ def combine_blocks(blocks: Blocks, count: int, by: Combine, ranks: Integers | No
     `ranks` [M] say in which order buckets are filled (`bucket_ranks`); without them, in the order of the rows.
     """
     by.check(count)
-    first = by.rule != "clipped-mean"  # which knows the origin: no change
-    products = _products(blocks, first) if by.compares else None
-    mixing: Array | None = None
-    if by.before == "nnm":
-        mixing = _nearest(products, by.lies)
-    elif by.before == "bucketing":
-        mixing = _buckets(np.arange(count) if ranks is None else ranks, by.bucket or 2)
-    if products is not None and mixing is not None:
-        products = _dot(_dot(mixing, products), mixing.T)
-    chosen = weights = None
-    if by.rule == "bulyan":
-        chosen = _bulyan(products, by.lies)
-    elif by.rule not in BY_COLUMN:
-        weights = _weights(by, products, count)
+    first, (mixing, weights, chosen) = by.rule != "clipped-mean", _seen(blocks, count, by, ranks)
     done: list[Array] = []
     for block in blocks():
         xp = namespace(block)
@@ -275,6 +265,50 @@ def combine_blocks(blocks: Blocks, count: int, by: Combine, ranks: Integers | No
         else:
             done.append(xp.median(rows, axis=0) if by.rule == "median" else rows.mean(0))
     return done[0] if len(done) == 1 else namespace(*done).concatenate(done)
+
+
+def _seen(
+    blocks: Blocks, count: int, by: Combine, ranks: Integers | None
+) -> tuple[Array | None, Array | None, Integers | None]:
+    """What a rule sees in all columns together: how rows are mixed first, and then what each counts, or which stay."""
+    products = (
+        _products(blocks, by.rule != "clipped-mean") if by.compares else None
+    )  # which knows the origin: no change
+    mixing: Array | None = None
+    if by.before == "nnm":
+        mixing = _nearest(products, by.lies)
+    elif by.before == "bucketing":
+        mixing = _buckets(np.arange(count) if ranks is None else ranks, by.bucket or 2)
+    if products is not None and mixing is not None:
+        products = _dot(_dot(mixing, products), mixing.T)
+    if by.rule == "bulyan":
+        return mixing, None, _bulyan(products, by.lies)
+    return mixing, None if by.rule in BY_COLUMN else _weights(by, products, count), None
+
+
+def shares_of(blocks: Blocks, count: int, by: Combine, ranks: Integers | None = None) -> Array | None:
+    """[M]: what each upload counts in the result, beside 1 in a mean of all; 0 of one that is left out.
+
+    None of a rule that looks at each column by itself: it drops numbers, and no upload as a whole.
+    """
+    by.check(count)
+    if by.rule in BY_COLUMN and by.rule != "mean":
+        return None
+    mixing, weights, chosen = _seen(blocks, count, by, ranks)
+    rows = by.rows_of(count)
+    counts = np.full(rows, 1 / rows) if weights is None else np.asarray(weights)
+    if chosen is not None:
+        counts = np.isin(np.arange(rows), np.asarray(chosen)) / len(chosen)
+    return count * (counts if mixing is None else counts @ np.asarray(mixing))
+
+
+def distances_from(blocks: Blocks, point: Array) -> Array:
+    """[M]: how far each row is from a point [d]."""
+    total, done = 0.0, 0
+    for block in blocks():
+        total = total + ((block - point[done : done + block.shape[1]]) ** 2).sum(1)
+        done += block.shape[1]
+    return np.sqrt(total)
 
 
 def block_width(count: int) -> int:

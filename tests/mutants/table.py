@@ -3498,6 +3498,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/device/test_lying_fleet.py::test_what_only_a_simulation_can_have_is_refused_live",
     ),
     Mutant(
+        "portal: an upload that counts less is counted as left out",
+        "server/sifting.py sift",
+        "shares <= 0",
+        "shares < 1",
+        "tests/portal/test_left_out.py::test_what_was_left_out_is_counted_from_the_uploads",
+    ),
+    Mutant(
+        "portal: the devices that are named are those whose uploads were taken",
+        "server/sifting.py sift",
+        "np.flatnonzero(none)",
+        "np.flatnonzero(~none)",
+        "tests/portal/test_left_out.py::test_what_was_left_out_is_counted_from_the_uploads",
+    ),
+    Mutant(
+        "robust: what uploads count forgets that they were mixed",
+        "robust.py shares_of",
+        "counts if mixing is None else counts @ np.asarray(mixing)",
+        "counts if mixing is None or len(mixing) == count else counts @ np.asarray(mixing)",
+        "tests/test_robust.py::test_what_uploads_count_is_what_the_result_is_made_of",
+    ),
+    Mutant(
         "robust: simulated liars say what a server would refuse",
         "attacks.py _times",
         "row not in ranges",

@@ -11,10 +11,12 @@ from typing import Any
 
 from starlette.requests import Request
 
+from crowdml.channels import combining
 from crowdml.server.hub import Hub
 from crowdml.server.plot_points import read_moments
 from crowdml.server.portal.figures import Figures, draw, work_out
 from crowdml.server.portal.words import Words
+from crowdml.server.sifting import ROUNDS, Sifted, sift_rounds
 from crowdml.server.validation import watched
 from crowdml.task import Task
 from crowdml.wire.problems import Problem
@@ -42,6 +44,8 @@ class PortalCache:
     _pages: OrderedDict[tuple[str, ...], tuple[object, str]] = field(default_factory=OrderedDict)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: tuple[float, frozenset[bytes]] = (float("-inf"), frozenset())
+    _sifted: dict[bytes, dict[int, Sifted]] = field(default_factory=dict)
+    _sifting: asyncio.Lock = field(default_factory=asyncio.Lock)
     secret: bytes | None = None
     """Secret of the owners' sessions; see `owner`."""
     _opened: dict[tuple[str, int, int], float] = field(default_factory=dict)
@@ -65,6 +69,17 @@ class PortalCache:
         if before is not None and moments and before.moments[-1:] == (moments[-1],) and before.watched == seen:
             return before if before.devices == devices else replace(before, devices=devices)
         return work_out(task, moments, seen, devices)
+
+    async def sifted(self, task: Task) -> list[Sifted]:
+        """What the rule of a gathered task made of its last rounds; each is worked out once."""
+        runner = self.hub.runners.get(task.hash)
+        if runner is None or combining(task) is None:
+            return []
+        async with self._sifting:
+            known = self._sifted.get(task.hash, {})
+            found = await asyncio.to_thread(sift_rounds, runner, known)
+            self._sifted[task.hash] = dict(sorted(known.items())[-ROUNDS:])
+        return found
 
     async def page(self, key: tuple[str, ...], shown: object, make: Callable[[], str]) -> str:
         """The page of this name, made anew only where `shown`, all that can be seen on it, is not what it was.

@@ -18,6 +18,7 @@ from crowdml.server.hub import Hosted, Hub
 from crowdml.server.plot_points import Moment
 from crowdml.server.portal.figures import Figures
 from crowdml.server.portal.studies import charts_of, find_price
+from crowdml.server.sifting import FARTHEST, Sifted
 from crowdml.storage.server import Counts, Store, StoredTask
 from crowdml.storage.server.operating import index_before, latest_arrival, recent_devices, spent_statements
 from crowdml.texts import count_text, number_text
@@ -267,10 +268,34 @@ def steps(moments: Sequence[Moment], now: str, title: str, width: int = 640, hei
     ).format(w=width, h=height, t=title, d=f"M{x[0]},{y[0]}{steps}H{x[-1]}")
 
 
-def bars(found: Histogram, title: str, width: int = 320, height: int = 56) -> Markup:
+def bars(found: Histogram, title: str) -> Markup:
     """A histogram. Its numbers stand below it; its title says what it shows."""
-    most = max(found.counts) or 1
-    step = width / len(found.counts)
+    said = [" to ".join(map(number_text, found.edges[place : place + 2])) for place in range(len(found.counts))]
+    told = [f"{where}: {count_text(count, 'device')}" for where, count in zip(said, found.counts, strict=True)]
+    return _boxes(found.counts, told, title, 320, 56)
+
+
+def distances(round_: Sifted, what: str, width: int = 640, height: int = 72) -> Markup:
+    """How far the uploads of a round are from its result, over the median distance."""
+    edges = [*(f"{place / 4:g} to {(place + 1) / 4:g}" for place in range(4 * FARTHEST - 1)), f"{FARTHEST - 0.25:g} on"]
+    told = [f"{where}: {count_text(count, what)}" for where, count in zip(edges, round_.spread, strict=True)]
+    title = f"Round {round_.number}: distances from the result, over the median, of {count_text(round_.uploads, what)}"
+    return _boxes(round_.spread, told, title, width, height)
+
+
+def scores(round_: Sifted, what: str, width: int = 640, height: int = 72) -> Markup:
+    """What the uploads of a round scored on public rows, from the least to the best."""
+    low, high, counts = min(round_.scores), max(round_.scores), round_.score_counts
+    step = (high - low) / len(counts)
+    told = [
+        f"{number_text(low + place * step)} to {number_text(low + (place + 1) * step)}: {count_text(count, what)}"
+        for place, count in enumerate(counts)
+    ]
+    return _boxes(counts, told, f"Round {round_.number}: scores of {count_text(round_.uploads, what)}", width, height)
+
+
+def _boxes(counts: Sequence[int], told: Sequence[str], title: str, width: int, height: int) -> Markup:
+    most, step = max(counts) or 1, width / len(counts)
     boxes = Markup("").join(
         Markup(
             '<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="2" fill="currentColor"><title>{t}</title></rect>'
@@ -279,9 +304,9 @@ def bars(found: Histogram, title: str, width: int = 320, height: int = 56) -> Ma
             y=f"{height - max(1.5, count / most * (height - 4)):.1f}",
             w=f"{step - 2:.1f}",
             h=f"{max(1.5, count / most * (height - 4)):.1f}",
-            t=" to ".join(map(number_text, found.edges[place : place + 2])) + f": {count_text(count, 'device')}",
+            t=said,
         )
-        for place, count in enumerate(found.counts)
+        for place, (count, said) in enumerate(zip(counts, told, strict=True))
     )
     return Markup('<svg class="bars" viewBox="0 0 {w} {h}" role="img" aria-label="{t}">{b}</svg>').format(
         w=width, h=height, t=title, b=boxes

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from crowdml.channels import combining
 from crowdml.errors import TaskError
 from crowdml.protocols import find
 from crowdml.server import export, transcript
@@ -21,13 +22,14 @@ from crowdml.server.invitations import AUTHORITY
 from crowdml.server.portal import drafts, entrance, people
 from crowdml.server.portal.cache import kept
 from crowdml.server.portal.figures import CHARTS, can_draw
-from crowdml.server.portal.health import Row, bars, health, lately, rows, steps
+from crowdml.server.portal.health import Row, bars, distances, health, lately, rows, scores, steps
 from crowdml.server.portal.places import place_map, places_of
 from crowdml.server.portal.public import PICTURE_POLICY
 from crowdml.server.portal.studies import cohorts_of, find_price
 from crowdml.server.portal.validating import BadRows, RowsForm, attach_rows, remove_rows
 from crowdml.server.portal.visits import HEADERS, Visit, uploaded, visited
 from crowdml.server.portal.words import words
+from crowdml.server.sifting import WHY, left_out_most
 from crowdml.server.validation import check_validated
 from crowdml.wire.problems import Problem
 
@@ -98,6 +100,7 @@ async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: 
     stored = await visit.read(visit.store.task, hash_)
     figures = await kept(visit.request).figures(hosted.task)
     row = Row(hosted, stored, await visit.read(lately, visit.hub, hosted), figures)
+    sifted = await kept(visit.request).sifted(hosted.task)
     return visit.page(
         "task.html",
         status,
@@ -110,6 +113,10 @@ async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: 
         cohorts=cohorts_of(visit.hub, hosted.task),
         rounds=[each for each in visit.hub.round_figures(hash_, 12) if each.devices or each.phase != "abandoned"],
         gathered=await visit.read(visit.hub.round_now, hash_),
+        sifted=sifted,
+        left_out=left_out_most(sifted),
+        combine=combining(hosted.task),
+        why=WHY,
         canonical=hosted.task.canonical.decode(),
         events=await visit.read(lambda: visit.store.events(task=hash_, limit=15)),
         names={hash_: hosted.task.name},
@@ -124,6 +131,8 @@ async def _task_page(visit: Visit, hosted: Hosted, rows_form: RowsForm, status: 
         drawn=[name for name in ("error", "labels") if can_draw(name, figures)],
         now=visit.hub.clock(),
         steps=steps,
+        distances=distances,
+        scores=scores,
     )
 
 
