@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cli_runner import refused
 
+from crowdml.channels import combining
 from crowdml.cli.demo import panel
 from crowdml.cli.demo_runs import Beside, result_of
 from crowdml.datasets import blobs
@@ -111,7 +112,7 @@ def test_several_runs_refuse_what_they_do_not_have(options: tuple[str, ...]) -> 
 
 def test_runs_of_a_fleet_have_no_sensors_and_a_single_demo_shows_its_own_tasks_alone() -> None:
     assert "leave out --seconds" in refused("demo", "--runs", "2", "--task", "digits", "--seconds", "3")
-    assert "the demo shows demo, admm-adult, gram-mnist, traffic" in refused("demo", "--task", "digits")
+    assert "the demo shows demo, admm-adult, gram-mnist, robust-digits, traffic" in refused("demo", "--task", "digits")
 
 
 def test_how_long_a_device_works_is_measured_by_how_long_rounds_take() -> None:
@@ -134,6 +135,43 @@ def test_the_whole_demo_learns_ten_digits_while_devices_and_its_server_are_kille
     assert unmasked < masked < found["centralised"]
     assert found["alone"] < found["accuracy"]
     assert "5 devices were killed with -9" in said
+
+
+@pytest.mark.slow
+def test_a_small_crowd_with_liars_ends_in_one_round_though_devices_and_its_server_are_killed(tmp_path: Path) -> None:
+    found, said = run(tmp_path, "--task", "robust-digits", "--devices", "20", "--seconds", "1", "--trials", "1")
+    assert list(found)[: len(KEYS)] == KEYS
+    assert (found["devices"], found["devices_killed"], found["restarts"], found["rounds"]) == (20, 2, 1, 1)
+    assert found["check_ins"] == found["acknowledged"] == found["survivors"] == 18
+    assert (found["lost"], found["counted_twice"], found["unsigned"], found["same_bits"]) == (0, 0, 0, True)
+    assert found["liars"] == {"devices": 6, "attack": stages.LIES}
+    assert found["without_liars"]["trials"] == 1
+    assert found["epsilon_sample"] <= 8
+    assert "6 of them lie" in said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["demo.png"], "nothing else stays behind"
+
+
+@pytest.mark.slow
+def test_the_whole_crowd_learns_though_three_in_ten_of_its_devices_lie(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, "--task", "robust-digits", "--trials", "5")
+    assert (found["devices"], found["liars"]["devices"], found["devices_killed"]) == (60, 18, 2)
+    assert (found["lost"], found["counted_twice"], found["same_bits"]) == (0, 0, True)
+    assert found["epsilon_sample"] <= 8
+    assert found["accuracy"] >= 0.6
+    assert found["accuracy"] > found["without_liars"]["accuracy"] - 0.1  # of one run; means of three are within 0.03
+
+
+def test_three_in_ten_devices_lie_in_three_ways_and_none_of_those_that_are_killed() -> None:
+    stage = set_stage("robust-digits", find_task("robust-digits"), None, 1)
+    assert stage.rows.shape == (60, 23)
+    assert (stage.doomed, len(stage.liars), max(stage.liars) < 58) == (2, 18, True)
+    assert len(set(map(id, stage.liars.values()))) == len(stage.lies.split(",")) == 3
+    by = combining(stage.task)
+    assert by is not None
+    assert (by.uploads, by.minimum, by.seconds) == (58, None, None)
+    assert by.stands(58) >= 18
+    with pytest.raises(DataError, match="19 devices of task 'robust-digits'"):
+        set_stage("robust-digits", find_task("robust-digits"), 19, 1)
 
 
 def test_a_crowd_that_can_fill_no_further_cohort_ends_the_demo_with_what_it_has(

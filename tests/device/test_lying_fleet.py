@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import numpy as np
 import pytest
 from loopback import joined, run, serving
 
-from crowdml.attacks import SIMULATED, Attackers
+from crowdml.attacks import SIMULATED, Attackers, nothing
+from crowdml.demo.stages import set_stage
 from crowdml.device.fleet import Fleet
 from crowdml.errors import TaskError
 from crowdml.messages import decode
+from crowdml.protocols import settled
+from crowdml.server.sifting import sift_rounds
 from crowdml.task import find_task, parse
 from crowdml.wire.envelopes import open_signed
 
@@ -124,3 +129,26 @@ def test_a_study_whose_server_learns_no_model_has_no_liars():
 
     with pytest.raises(TaskError, match="for tasks whose server learns a model"):
         read_attackers(find_task("traffic"), 0.3, "gaussian")
+
+
+def test_a_round_over_http_leaves_liars_out_and_learns_as_if_they_were_not_there(tmp_path: Path):
+    """The stage of `crowdml demo --task robust-digits` without its kills, and with less noise than lies can hide in."""
+    stage = set_stage("robust-digits", find_task("robust-digits"), 20, 1)
+    assert stage.task.privacy.budget is not None
+    most = replace(stage.task.privacy.budget, epsilon=Fraction(60))
+    far = replace(stage.task.privacy, epsilon={"moments": Fraction(60)}, budget=most)
+    stage = replace(stage, task=settled(replace(stage.task, privacy=far)))
+    task, there = stage.task, 18
+    samples = [pair for turn in zip(*map(stage.held_by, range(there)), strict=True) for pair in turn]
+    with serving(tmp_path / "server", task) as server:
+        home = joined(tmp_path / "home", task)
+        fleet, summary = run(home, server.address, server.code, task, samples, devices=there, liars=stage.liars)
+        runner = server.hub.find(task.hash)
+        (sifted,) = sift_rounds(runner)
+        assert len(fleet.liars) == 6
+        loud = {number for number, tamper in stage.liars.items() if tamper.sense is nothing}
+        noisy = {key.id for number, key in fleet.all_keys() if number in loud}
+        assert summary.check_ins == sifted.uploads == there
+        assert len(noisy) == 2
+        assert noisy <= set(sifted.outside)
+        assert stage.accuracy(runner.fold.state.weights) > 0.6, "a mean of all has below 0.5"

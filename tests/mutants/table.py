@@ -3479,8 +3479,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "live: a liar of a fleet is not charged",
         "device/runner.py Runner._write",
-        "turn.passages, serials[0]",
-        "() if self.tamper else turn.passages, serials[0]",
+        "charges_of(self.task, turn.passages, serials[0], self.clock.utc(), self._losses)",
+        "[] if self.tamper else charges_of(self.task, turn.passages, serials[0], self.clock.utc(), self._losses)",
         "tests/device/test_lying_fleet.py::test_liars_of_a_fleet_say_something_else_and_pay_like_the_others",
     ),
     Mutant(

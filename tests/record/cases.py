@@ -275,6 +275,7 @@ def of_shipped(texts: dict[str, str]) -> dict[str, Case]:
             "digits-masked": Case(text, COHORTS, devices=25, each=14, turns=2, crowd={"passes": 2}),
             "digits-mlp": Case(text, (), COHORTS, devices=90, each=14, turns=2),
             "gram-mnist": Case(text, turns=1, cohort=1),  # its cohort of a thousand takes minutes
+            "robust-digits": Case(text, turns=1),  # rounds of uploads are in tests/server/test_combined.py
             "traffic": Case(text, ("peers",), each=70, turns=1),
         }.get(name, Case(text, EVENTS, ("compiled", "events on jax")))
         for name, text in texts.items()

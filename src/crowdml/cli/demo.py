@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from crowdml.demo.compare import Comparison, Simulated
     from crowdml.demo.loop import Outcome, View
     from crowdml.demo.process import ServerProcess
+    from crowdml.demo.stages import Stage
 
 WHY = {
     "demo": (
@@ -38,6 +39,12 @@ WHY = {
     "gram-mnist": (
         "One masked release a device: second moments of public features. The model is solved for from their sum, free "
         "of charge (docs/protocols/gram.md).",
+    ),
+    "robust-digits": (
+        "Three in ten devices lie, by turns in three ways (docs/robust.md). A rule looks for the uploads that are "
+        "close together, and the portal shows its operator what it left out.",
+        "Each device adds all of its noise itself, and gives once. The map of pictures and the ridge were chosen on "
+        "digits that are drawn by code.",
     ),
 }
 
@@ -62,15 +69,16 @@ class NotKept(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
     default="demo",
     show_default=True,
     help="What the crowd learns: demo, ten digits; admm-adult, incomes of people; gram-mnist, MNIST in one slow round "
-    "(these two need their data); traffic, what comes next on twelve roads, from each other. With --runs: any task "
-    "that has a data set.",
+    "(these two need their data); robust-digits, ten digits though devices lie; traffic, what comes next on twelve "
+    "roads, from each other. With --runs: any task that has a data set.",
 )
 @click.option(
     "--devices",
     type=Whole(6, 10_000),
     metavar="N",
     default=None,
-    help="Number of devices; the size of cohorts follows.  [default: 100; 996 for gram-mnist, 12 for traffic]",
+    help="Number of devices; the size of cohorts follows.  [default: 100; 996 for gram-mnist, 60 for robust-digits, 12 "
+    "for traffic]",
 )
 @click.option(
     "--seconds",
@@ -141,13 +149,20 @@ def demo(
     stage = set_stage(name, find_task(name), devices, seed)
     report.aside.print(
         f"A server, and {stage.devices:,} devices with {stage.each} {stage.what} each, which stay there. The server "
-        "sees blurred sums over cohorts, and no device's own part.",
+        + (
+            f"sees one blurred sum of each device, and {len(stage.liars)} of them lie ({stage.lies})."
+            if stage.lies
+            else "sees blurred sums over cohorts, and no device's own part."
+        ),
         soft_wrap=True,
     )
     with in_own_folder(lambda folder: DemoCrowd(folder, stage, seconds, seed)) as crowd:
         with beside() as pool:
             asked = pool.apply_async(compare, (stage, seed, trials))
-            with watched(report, panel, _Lines(report).show, transient=True) as (crowd.show, crowd.say):
+            with watched(report, partial(panel, unit=stage.unit), _Lines(report, stage.unit).show, transient=True) as (
+                crowd.show,
+                crowd.say,
+            ):
                 outcome = run_until_signal(crowd.run())
             with report.aside.status("Comparing with one place, alone, and simulated crowds ..."):
                 as_fast = pool.apply_async(simulate, (stage, seconds, seed, trials, outcome.proof.took))
@@ -197,22 +212,22 @@ def watched(
 class _Lines:
     """A line when all are enrolled, and with every cohort that was added up."""
 
-    def __init__(self, report: Report) -> None:
-        self._report, self._enrolled, self._rounds = report, 0, 0
+    def __init__(self, report: Report, unit: str) -> None:
+        self._report, self._unit, self._enrolled, self._rounds = report, unit, 0, 0
 
     def show(self, view: View) -> None:
         if view.enrolled == view.devices and self._enrolled < view.devices:
             self._line(f"{view.seconds:.0f} s: {view.enrolled:,} devices are enrolled")
         if view.rounds > self._rounds:
             accuracy = "" if view.accuracy is None else f", accuracy {view.accuracy:.2f}"
-            self._line(f"{view.seconds:.0f} s: {view.rounds} of {view.of_rounds} cohorts added up{accuracy}")
+            self._line(f"{view.seconds:.0f} s: {view.rounds} of {view.of_rounds} {self._unit} added up{accuracy}")
         self._enrolled, self._rounds = view.enrolled, max(view.rounds, self._rounds)
 
     def _line(self, text: str) -> None:
         self._report.aside.print(text, soft_wrap=True)
 
 
-def panel(view: View) -> Any:
+def panel(view: View, unit: str = "cohorts") -> Any:
     """The live view: how far, how good, at what price, and how the server does."""
     from rich import box
     from rich.console import Group
@@ -228,7 +243,7 @@ def panel(view: View) -> Any:
     if view.enrolled < view.devices and not view.rounds:
         table.add_row("devices enrolled", _bar(ProgressBar, Table, view.enrolled, view.devices))
     else:
-        table.add_row("cohorts added up", _bar(ProgressBar, Table, view.rounds, view.of_rounds))
+        table.add_row(f"{unit} added up", _bar(ProgressBar, Table, view.rounds, view.of_rounds))
     table.add_row("accuracy so far", "-" if view.accuracy is None else _bar_of(ProgressBar, Table, view.accuracy))
     table.add_row("ε of a sample, at most", f"{epsilon_text(view.epsilon_sample)}   at δ = {number_text(view.delta)}")
     table.add_row("  if all others collude", f"{epsilon_text(view.epsilon_sample_alone)}")
@@ -283,6 +298,10 @@ def _show(report: Report, outcome: Outcome, beside: Comparison) -> None:
             last = simulated.last
             spread = f"{last.mean():.2f}  ({last.min():.2f} to {last.max():.2f})"
             table.add_row(f"{name}, mean of {len(last)}" if name == "simulated" else f"{name}, at the same ε", spread)
+    if beside.honest is not None:
+        last, honest = beside.honest.last, stage.devices - len(stage.liars)
+        spread = f"{last.mean():.2f}  ({last.min():.2f} to {last.max():.2f})"
+        table.add_row(f"the {honest} honest ones alone, mean of {len(last)}", spread)
     table.add_row(f"all {stage.what} in one place, no privacy", f"{compared.central:.2f}")
     table.add_row("a device alone, nothing sent", f"{compared.alone:.2f}")
     table.add_row("the most common class alone", f"{compared.chance:.2f}")
@@ -318,8 +337,8 @@ def _proof_table(outcome: Outcome) -> Any:
     proof = outcome.proof
     table = make_table("", "", title="Nothing was lost" if proof.holds else "SOMETHING IS WRONG")
     for name, value in (
-        ("cohorts added up, and rounds abandoned", f"{outcome.rounds}, {outcome.abandoned}"),
-        ("devices in those cohorts, and in the sums", f"{outcome.cohort:,}, {outcome.survivors:,}"),
+        (f"{outcome.stage.unit} added up, and rounds abandoned", f"{outcome.rounds}, {outcome.abandoned}"),
+        (f"devices in those {outcome.stage.unit}, and in the sums", f"{outcome.cohort:,}, {outcome.survivors:,}"),
         ("devices killed with -9", f"{outcome.killed}"),
         ("server killed with -9 and started again", f"{outcome.restarts} time, {outcome.away:.1f} s away"),
         ("receipts that devices hold", f"{proof.acknowledged}"),
@@ -370,7 +389,12 @@ def _result(outcome: Outcome, beside: Comparison, seed: int, seconds: float) -> 
         "alone": beside.real.alone,
         "simulated": _simulated(beside.masked),
         "simulated_unmasked": _simulated(beside.unmasked),
+        **({"liars": _liars(outcome.stage), "without_liars": _simulated(beside.honest)} if outcome.stage.lies else {}),
     }
+
+
+def _liars(stage: Stage) -> dict[str, Any]:
+    return {"devices": len(stage.liars), "attack": stage.lies}
 
 
 def _simulated(simulated: Simulated | None) -> dict[str, Any] | None:
@@ -388,12 +412,17 @@ def _plot(path: Any, outcome: Outcome, beside: Comparison) -> None:
     compared, stage, summary = beside.real, outcome.stage, outcome.summary
     curve = np.asarray(outcome.proof.accuracy)
     levels = [("all in one place, no privacy", compared.central), ("a device alone", compared.alone)]
+    if beside.honest is not None:
+        levels.append(("the honest ones alone", float(beside.honest.last.mean())))
     if beside.unmasked is not None:
         levels.append(("without masks, at the same ε", float(beside.unmasked.last.mean())))
     sample, alone = epsilon_text(summary.epsilon_sample), epsilon_text(summary.epsilon_sample_alone)
-    title = f"{stage.devices:,} devices over HTTP, {stage.each} {stage.what} each, under masks"
+    how = f"{len(stage.liars)} of them lie" if stage.lies else "under masks"
+    title = f"{stage.devices:,} devices over HTTP, {stage.each} {stage.what} each, {how}"
     masked = None if beside.masked is None else (beside.masked.points, beside.masked.accuracy)
-    drawn = Curve(title, np.arange(len(curve)), curve[None], tuple(levels), compared.chance, masked, "cohorts added up")
+    drawn = Curve(
+        title, np.arange(len(curve)), curve[None], tuple(levels), compared.chance, masked, f"{stage.unit} added up"
+    )
     draw(
         path,
         f"A crowd learns: sample ε {sample} ({alone} if everyone else colludes), δ {number_text(summary.delta)}",

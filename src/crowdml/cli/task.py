@@ -31,6 +31,7 @@ SHIPPED_DATA = {
     "digits-masked": "digits",
     "digits-mlp": "digits",
     "gram-mnist": "mnist-pixels",
+    "robust-digits": "digits",
     "traffic": "scats",
 }
 """What a shipped task is simulated on, where no data set has its name."""

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from crowdml.demo.stages import Stage
-from crowdml.protocols import gram
+from crowdml.features.maps import FeatureMap
+from crowdml.protocols import gram, secprobe
+from crowdml.task import Task
 
 LOOKED_AT = 20
 """Devices that learn alone, for the mean over them."""
@@ -56,6 +58,8 @@ class Comparison:
     """This crowd in the simulator: the spread that one run does not show."""
     unmasked: Simulated | None
     """The simulator at the same price without masks: each device adds all of the noise itself."""
+    honest: Simulated | None = None
+    """Where some devices lie: the others alone in the simulator, by the same rule."""
 
 
 @contextmanager
@@ -74,6 +78,10 @@ def _give_way() -> None:
 def compare(stage: Stage, seed: int, trials: int) -> Comparison:
     """All but the simulated crowds under masks: they need the pace of the real one."""
     real = compare_real(stage)
+    if trials and stage.lies:
+        from crowdml.demo.simulated import simulate_honest
+
+        return Comparison(real, None, None, simulate_honest(stage, seed, trials))
     if not trials or stage.task.protocol["kind"] != "sgd":
         return Comparison(real, None, None)
     from crowdml.demo.simulated import simulate_unmasked
@@ -91,13 +99,19 @@ def simulate(stage: Stage, seconds: float, seed: int, trials: int, took: Sequenc
     return simulate_masked(stage, seconds, seed, trials, took)
 
 
+def map_of(task: Task) -> FeatureMap:
+    """The public features of a task that solves a ridge regression."""
+    return secprobe.plan(task).regression.map if task.protocol["kind"] == "secprobe" else gram.plan(task).map
+
+
 def compare_real(stage: Stage) -> Compared:
-    """A ridge on the same features for `gram`, and else a logistic regression."""
+    """A ridge on the same features for tasks that solve one, and else a logistic regression."""
     from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
     x, x_test = stage.x, stage.x_test
-    if stage.task.protocol["kind"] == "gram":
-        features = gram.plan(stage.task).map
+    is_solved = stage.task.model["kind"] == "ridge"
+    if is_solved:
+        features = map_of(stage.task)
         x, x_test = features(x), features(x_test)
 
     def score(rows: Any) -> float:
@@ -106,7 +120,7 @@ def compare_real(stage: Stage) -> Compared:
         if len(set(y.tolist())) < 2:
             return float((stage.y_test == y[0]).mean())
         plain = LogisticRegression(C=100.0, tol=1e-3, max_iter=300, fit_intercept=False)
-        model: Any = RidgeClassifier(alpha=0.01) if stage.task.protocol["kind"] == "gram" else plain
+        model: Any = RidgeClassifier(alpha=0.01) if is_solved else plain
         return float(model.fit(x[rows], y).score(x_test, stage.y_test))
 
     alone = [score(rows) for rows in stage.rows[:: max(1, stage.devices // LOOKED_AT)]]

@@ -130,6 +130,7 @@ class DemoCrowd:
         async with _client(self.server.url, 64) as client, _client(self.server.url, 1) as looking:
             home = Folder(self.folder / "devices")
             fleet = self._fleet = await join_fleet(client, home, "demo", devices=self.devices, tell=self._hear)
+            fleet.liars = stage.liars
             await fleet.enrol(code, None, self._one_more)
             self._state = "serving"
             await self._start_doomed(code, looking)
@@ -204,9 +205,10 @@ class DemoCrowd:
 
     async def _kill_devices(self) -> None:
         """Once half of a cohort has shared its secrets nobody of it has drawn yet: whoever goes now is missed, and its
-        masks must come off."""
+        masks must come off. Without masks they go before they have given anything."""
         if self.stage.doomed:
-            await self._shared.wait()
+            if self.task.masking is not None:
+                await self._shared.wait()
             self._doomed.kill()
             self.say(f"{self.stage.doomed} devices were killed with -9 in the middle of a round.")
 
@@ -218,8 +220,10 @@ class DemoCrowd:
             self._shared.set()
         if text == "charged":
             self._charged += 1
-            half = self.stage.rounds // 2
-            if not self._killing and self._rounds >= half and self._kill is not None:
+            is_half = self._rounds >= self.stage.rounds // 2
+            if self.task.masking is None:  # one upload a device: half of them
+                is_half = 2 * self._charged >= self.devices
+            if not self._killing and is_half and self._kill is not None:
                 self._killing = True
                 asyncio.get_running_loop().call_later(IN_FLIGHT, _resolve, self._kill)
 
@@ -263,7 +267,7 @@ class DemoCrowd:
                 self._is_short = True
                 self.say(
                     f"No cohort was filled for {IDLE:.0f} s: rounds were lost after their devices had paid; too few "
-                    f"have samples left. The demo ends with {self._rounds} of {self.stage.rounds} cohorts."
+                    f"have samples left. The demo ends with {self._rounds} of {self.stage.rounds} {self.stage.unit}."
                 )
                 self._fleet.end()
                 return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from crowdml.server.fold import Fold
+from crowdml.server.fold import Fold, uploads_in
+from crowdml.server.gathering import CLOSED, read_own
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.storage.server import Store
 from crowdml.task import Task
@@ -32,9 +33,9 @@ class Proof:
     sha256: str
     """Hash of the publication."""
     survivors: int
-    """Devices in the sums that were published."""
+    """Devices in the sums that were published, or in the rounds of uploads that were closed."""
     cohort: int
-    """Devices in the cohorts of those sums."""
+    """Devices in the cohorts of those sums, or in those rounds."""
     accuracy: tuple[float, ...]
     """On samples that no device holds, before any cohort was added up, after the first, and so on; or nothing."""
 
@@ -63,6 +64,11 @@ def prove(
             write_transcript(store, task.hash, file)
         totals = dict(store.totals(task.hash))
         summed = [row for row in store.rounds(task.hash, 1_000_000) if row.phase == "summed"]
+        gathered = 0
+        for data in totals.values() if task.masking is None else ():
+            envelope = open_signed(data).envelope
+            gathered += len(read_own(CLOSED, envelope.body).entries) if envelope.kind == CLOSED else 0
+        curve = () if accuracy is None else tuple(_curve(store, task, accuracy))
     entries = [entry for entry in whole if entry[-1] not in totals]  # those of devices
     again = replay(transcript)
     return Proof(
@@ -73,9 +79,9 @@ def prove(
         unsigned=sum(not each.verify(server_key) for each in receipts),
         same_bits=again.body == published,
         sha256=again.hash,
-        survivors=sum(row.survived for row in summed),
-        cohort=sum(row.devices for row in summed),
-        accuracy=() if accuracy is None else tuple(_curve(task, accuracy, totals)),
+        survivors=gathered + sum(row.survived for row in summed),
+        cohort=gathered + sum(row.devices for row in summed),
+        accuracy=curve,
         took=tuple(_seconds(row.fixed_at, row.ended_at) for row in summed if row.fixed_at and row.ended_at),
     )
 
@@ -88,11 +94,15 @@ def _beyond_first(things: Iterable[tuple[str, int]]) -> int:
     return sum(count - 1 for count in Counter(things).values())
 
 
-def _curve(task: Task, accuracy: Callable[[Any], float], totals: Mapping[int, bytes]) -> list[float]:
-    fold = Fold(task)
-    found = [accuracy(fold.weights)]
-    for index, data in totals.items():
+def _curve(store: Store, task: Task, accuracy: Callable[[Any], float]) -> list[float]:
+    """The accuracy before the first version, and of each version that the journal leads to."""
+    fold = Fold(task, uploads_in(store, task.hash))
+    found, version = [accuracy(fold.weights)], fold.version
+    entries = store.totals(task.hash) if task.masking is not None else store.tail(task.hash)
+    for index, data in entries:
         envelope = open_signed(data).envelope
         fold.hear(index, envelope.kind, envelope.body, envelope.sender)
-        found.append(accuracy(fold.weights))
+        if fold.version != version:
+            version = fold.version
+            found.append(accuracy(fold.weights))
     return found

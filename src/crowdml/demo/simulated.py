@@ -93,6 +93,24 @@ def simulate_unmasked(stage: Stage, seeds: Sequence[int]) -> Simulated:
     return Simulated(np.asarray(points), np.array(found))
 
 
+def simulate_honest(stage: Stage, seed: int, trials: int) -> Simulated:
+    """The honest devices of a crowd alone, with the samples that they hold there, and the same rule. It is told of as
+    many liars, or of as many as it could stand among so few uploads."""
+    from crowdml.sim.studies import trial_seeds
+    from crowdml.sim.trial import Trial, run_trial
+
+    rows = np.delete(stage.rows, list(stage.liars), axis=0)
+    told = stage.task.protocol["combine"]
+    combine = {**told, "uploads": len(rows), "f": min(told["f"], (len(rows) - 3) // 2)}
+    task = stage.task.with_(protocol={"combine": combine})
+    people = Population("dealt", rows.astype(np.int32), np.full(len(rows), stage.each, np.int32), 0)
+    found: list[list[float]] = []
+    for trial in trial_seeds(seed, trials):
+        run = run_trial(Trial(task, people, trial, points=(0, stage.rounds), engine="events"), stage.x, stage.y)
+        found.append([stage.accuracy(each) for each in run.weights])
+    return Simulated(np.array([0, stage.rounds]), np.array(found))
+
+
 def unmasked(task: Task) -> Task:
     """This task at the same price, with all of the noise on each device."""
     plain = replace(task, masking=None, privacy=replace(task.privacy, mechanism="discrete-gaussian", grid=None))

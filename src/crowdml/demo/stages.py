@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from crowdml.attacks import Attackers
 from crowdml.datasets import load
 from crowdml.datasets.populations import by_class, iid
 from crowdml.device.sources import FileSource, Sample
@@ -24,6 +25,11 @@ from crowdml.verdict import share_of_majority
 
 WINDOW, LEASE = Fraction(30), Fraction(30)
 """Seconds: the most that a round of the demo waits for devices to come, and for what they say in a phase."""
+
+
+LYING, LIES = 0.3, "sign-flip,label-flip,gaussian"
+"""The share of devices that lie in `robust-digits`, and how, by turns."""
+FEWEST_ROBUST = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +48,21 @@ class Stage:
     """Cohorts after which the task stops."""
     doomed: int
     """Devices of another process, which is killed with -9 in the middle of a round."""
+    lies: str = ""
+    """How some of the devices lie, with commas between the ways."""
+
+    @property
+    def liars(self) -> Mapping[int, Any]:
+        """The devices that lie, none of those that are killed, and how (`turn.Tamper`)."""
+        if not self.lies:
+            return {}
+        there = self.devices - self.doomed
+        return Attackers(round(LYING * self.devices) / there, self.lies).live(self.task, there)
+
+    @property
+    def unit(self) -> str:
+        """What the server makes a step of, in the plural."""
+        return "cohorts" if self.task.masking is not None else "rounds"
 
     @property
     def devices(self) -> int:
@@ -130,6 +151,22 @@ def _dealt(task: Task, data: Any, what: str, devices: int, seed: int, *, doomed:
     return Stage(task, what, data.x_train, data.y_train, data.x_test, data.y_test, rows, steps, doomed)
 
 
+def _robust_digits(task: Task, devices: int, seed: int) -> Stage:
+    """scikit-learn's digits on devices of which three in ten lie; two others are killed before they give anything."""
+    if devices < FEWEST_ROBUST:
+        raise DataError(
+            f"{devices} devices of task {task.name!r}: a rule that stands three in ten liars needs {FEWEST_ROBUST}."
+        )
+    doomed = 2
+    combine = {key: value for key, value in task.protocol["combine"].items() if key not in ("minimum", "seconds")}
+    combine |= {
+        "uploads": devices - doomed,
+        "f": devices // 3,
+    }  # who watches does not wait until a round's time is over
+    task = settled(task.with_(protocol={"combine": combine}))
+    return replace(_dealt(task, load("digits", normalise="l2"), "digits", devices, seed, doomed=doomed), lies=LIES)
+
+
 def _check(task: Task, devices: int, each: int, have: int) -> None:
     if devices * each > have:
         raise DataError(
@@ -142,6 +179,7 @@ STAGES: dict[str, tuple[Callable[[Task, int, int], Stage], int, bool]] = {
     "demo": (_digits, 100, False),
     "admm-adult": (_adult, 100, True),
     "gram-mnist": (_mnist, 1000, False),
+    "robust-digits": (_robust_digits, 60, False),
 }
 """By the name of their task: how each is set, for how many devices its file is written, and whether all of them are in
 every round."""
