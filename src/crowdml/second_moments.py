@@ -20,14 +20,16 @@ from crowdml.features.maps import FeatureMap, MapSettings, make_map, map_length
 from crowdml.models.ridge import RULE, solve_each
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.mechanisms import l1_of
-from crowdml.privacy.moments import SkellamGram, moments_move, moments_variance, split
+from crowdml.privacy.moments import SkellamGram, moments_move, moments_variance
+from crowdml.privacy.noise import WIDEST
+from crowdml.privacy.polynomials import PolynomialLaplace, coefficients_move
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.task import Task
 
 __all__ = [
-    "Regression", "check_prices", "label_rows", "moment_rows", "moments_row", "predictions", "read_ridge", "scores",
-    "solve_by_rules", "solve_moments",
+    "Regression", "check_prices", "label_rows", "moment_rows", "moments_row", "polynomial_row", "predictions",
+    "read_ridge", "scores", "solve_by_rules", "solve_moments", "target_rows",
 ]  # fmt: skip
 
 FINEST_CLIP = 2**9
@@ -44,7 +46,7 @@ class Regression:
     """What a task fixes of a ridge regression on public features. The map is made when it is first used."""
 
     map_settings: MapSettings
-    mechanism: SkellamGram
+    mechanism: SkellamGram | PolynomialLaplace
     dimension: int
     classes: int | None
     label_bound: float
@@ -53,6 +55,10 @@ class Regression:
     @property
     def map(self) -> FeatureMap:
         return make_map(self.map_settings, self.dimension)
+
+    def units(self, x: Array) -> Array:
+        """x [n, dimension] -> [n, b]: units of the last public layer, each in [0, 1]."""
+        return np.clip(self.map(x) * math.sqrt(self.map.length), 0, 1)
 
 
 def moment_rows(fixed: Regression, batch: Samples) -> Array:
@@ -64,6 +70,8 @@ def moment_rows(fixed: Regression, batch: Samples) -> Array:
             "moments are not compiled: their integers need 64 bits and maps are NumPy's. `crowdml simulate` runs such "
             "a task device after device."
         ) from None
+    if isinstance(fixed.mechanism, PolynomialLaplace):
+        return np.concatenate([fixed.units(x), 1 - 2 * target_rows(fixed, y)], axis=1)
     return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
 
 
@@ -78,6 +86,17 @@ def label_rows(fixed: Regression, y: Array) -> Array:
     return np.where(np.abs(scaled) <= 1, scaled, 0.0)[:, None].astype(np.float32)
 
 
+def target_rows(fixed: Regression, y: Array) -> Array:
+    """Labels [b] as y in [0, 1] of each output: 1 in the place of the class, or a number halfway up at zero.
+
+    A label out of the public range is halfway everywhere, and moves no linear coefficient.
+    """
+    rows = label_rows(fixed, y)
+    if fixed.classes is None:
+        return (1 + rows) / 2
+    return np.where(rows.any(axis=1, keepdims=True), rows, 0.5)
+
+
 def solve_moments(fixed: Regression, moments: Integers, shares: float) -> Array:
     """Weights [features, labels] from summed moments that hold `shares` shares of noise, by the public rule."""
     return solve_by_rules(fixed, moments, shares, (fixed.c,))[0]
@@ -85,15 +104,14 @@ def solve_moments(fixed: Regression, moments: Integers, shares: float) -> Array:
 
 def solve_by_rules(fixed: Regression, moments: Integers, shares: float, rules: Sequence[float]) -> list[Array]:
     """The weights that each c in `rules` gives for the same summed moments."""
-    row = fixed.mechanism
-    gram, cross = split(moments, row.features, row.labels)
-    unit = row.clip**2  # of a product, in squared grid steps
-    return solve_each(gram / unit, cross / unit, math.sqrt(shares * row.variance) / unit, rules)
+    gram, cross, deviation = fixed.mechanism.equations(moments, shares)
+    return solve_each(gram, cross, deviation, rules)
 
 
 def scores(fixed: Regression, weights: Array, x: Array) -> Array:
     """x [n, dimension] -> a score for each class [n, c], or numbers [n]."""
-    found = np.asarray(fixed.map(x), np.float64) @ np.asarray(weights, np.float64)
+    h = fixed.units(x) if isinstance(fixed.mechanism, PolynomialLaplace) else fixed.map(x)
+    found = np.asarray(h, np.float64) @ np.asarray(weights, np.float64)
     return found if fixed.classes is not None else found[:, 0] * fixed.label_bound
 
 
@@ -167,3 +185,44 @@ def moments_row(task: Task, settings: MapSettings, *, batch: int, positive: bool
     seen = Observer.ANYONE if masking is None else Observer.AGGREGATE
     grid, covers = Grid(Fraction(1, clip)), Rows(0, batch)
     return SkellamGram(clip, features, labels, share(clip), honest, grid, covers, promise, positive, adjacency, seen)
+
+
+FINEST_UNIT = 2**6
+"""In grid steps: units of at most one on a finer grid gain nothing that the noise does not hide."""
+
+
+def polynomial_row(task: Task, settings: MapSettings, *, batch: int, promise: str) -> PolynomialLaplace:
+    """The coefficients of the loss of so many samples, perturbed, on the finest grid whose noise a device draws."""
+    privacy, labels = task.privacy, task.classes or 1
+    if settings.kind != "layers" or settings.constant:
+        raise TaskError(
+            'privacy.mechanism = "discrete-laplace": the functional mechanism takes public units between 0 and 1. Say '
+            'protocol.map = { kind = "layers", seed = 1, features = 80, constant = 0.0 }.'
+        )
+    features, samples = map_length(settings, task.features.dimension), batch if privacy.unit == "device" else 1
+    epsilon = privacy.epsilon["moments"]
+
+    def fits(clip: int) -> bool:
+        scale = samples * coefficients_move(clip, features, labels) / epsilon
+        return scale <= WIDEST and 4 * batch * clip**2 + 45 * scale < 2**31
+
+    clip = FINEST_UNIT
+    while clip > 1 and not fits(clip):
+        clip //= 2
+    if not fits(clip):
+        raise TaskError(
+            f"privacy.epsilon.moments = {float(epsilon):g}: the coefficients of {features} units and {labels} outputs "
+            f"would need noise of {float(samples * coefficients_move(1, features, labels) / epsilon):,.0f} steps of "
+            f"the coarsest grid, and a device draws at most {WIDEST:,}. Take fewer units, or raise it."
+        )
+    if privacy.grid is not None:
+        wanted = 1 / privacy.grid
+        if wanted.denominator != 1 or wanted.numerator & (wanted.numerator - 1) or wanted > clip:
+            raise TaskError(
+                f"privacy.grid = {float(privacy.grid):g}: a power of two from {1 / clip:g}, the finest for this noise, "
+                "to 1."
+            )
+        clip = int(wanted)
+    adjacency = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
+    grid, covers = Grid(Fraction(1, clip)), Rows(0, batch)
+    return PolynomialLaplace(clip, features, labels, epsilon, grid, covers, promise, adjacency)

@@ -19,7 +19,8 @@ from crowdml.models.make import KINDS as MODELS
 from crowdml.models.make import LINEAR_SETTINGS
 from crowdml.privacy.mechanisms import KINDS as ALONE
 from crowdml.privacy.moments import KINDS as OF_MOMENTS
-from crowdml.protocols import admm, gram, local_updates, proportions, sgd
+from crowdml.privacy.polynomials import KINDS as OF_POLYNOMIALS
+from crowdml.protocols import admm, gram, local_updates, proportions, secprobe, sgd
 from crowdml.task import Task, find_task
 
 DOCUMENTED: set[str] = set().union(*(page.names for page in REFERENCE))
@@ -52,6 +53,7 @@ SETTINGS = [
     *settings(gram.Settings, "protocol."),
     *settings(local_updates.Settings, "protocol."),
     *settings(proportions.Settings, "protocol."),
+    *settings(secprobe.Settings, "protocol."),
     *settings(proportions.Clusters, "model."),
     *(f"model.{name}" for name in ("kind", "l1", "l2", "c", *LINEAR_SETTINGS)),
     *(f"privacy.epsilon.{row}" for row in sgd.mechanisms(find_task("activity"))),
@@ -89,7 +91,7 @@ def test_every_message_kind_has_a_heading_or_a_row(kind: str):
     assert kind in DOCUMENTED
 
 
-@pytest.mark.parametrize("mechanism", [*ALONE, *OF_MOMENTS])
+@pytest.mark.parametrize("mechanism", [*ALONE, *OF_MOMENTS, *OF_POLYNOMIALS])
 def test_every_mechanism_has_a_heading_or_a_row(mechanism: type):
     kind = next(field.default for field in dataclasses.fields(mechanism) if field.name == "kind")
     assert kind in DOCUMENTED

@@ -21,6 +21,7 @@ from crowdml.privacy.moments import split
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.sensitivity import Observer
 from crowdml.protocols import find, secprobe, settled
+from crowdml.second_moments import target_rows
 from crowdml.sim.run import close_turn
 from crowdml.sim.studies import simulate
 from crowdml.sim.world import Delay
@@ -210,3 +211,58 @@ def test_numbers_are_rated_in_their_own_unit():
     bad = simulate(task.with_(protocol={"combine": {"rule": "mean", "uploads": 15}}), x, y, devices=40, seed=[1],
                    liars=liars, test=(x[:200], y[:200]))  # fmt: skip
     assert good.scores[0] > bad.scores[0] + 0.05
+
+
+# --- the functional mechanism ---
+
+UNITS = 'batch = 20\nmap = {{ kind = "layers", seed = 1, features = 80, layers = {layers}, constant = 0.0 }}'
+
+
+def perturbed(epsilon: float, layers: int = 1, more: str = "") -> Task:
+    text = TEXT.replace('mechanism = "skellam"', 'mechanism = "discrete-laplace"')
+    text = text.replace("batch = 20", UNITS.replace("{layers}", str(layers)))
+    return parse(text.format(combine='rule = "mean", uploads = 20', epsilon=epsilon, more=more))
+
+
+def test_the_functional_mechanism_learns_where_its_noise_leaves_something(digits: Any):
+    seen = {each: run(perturbed(each), digits, seed=[1]).scores[0] for each in (10.0, 1_000.0, 100_000.0)}
+    assert seen[10.0] < 0.4 < seen[1_000.0] < seen[100_000.0]
+    assert seen[100_000.0] > 0.93
+    assert run(perturbed(1_000.0, layers=2), digits).scores[0] > 0.4
+
+
+def test_units_are_public_and_in_the_unit_interval_and_a_sample_pays_once():
+    task = settled(perturbed(1.0, layers=2))
+    fixed = secprobe.plan(task).regression
+    h = fixed.units(np.random.default_rng(1).normal(size=(50, 64)) / 8)
+    assert 0 <= h.min() < 0.05 < 0.95 < h.max() <= 1
+    assert ((h > 0) & (h < 1)).mean() > 0.5
+    row = secprobe.plan(task).mechanism
+    assert row.sensitivity.bound / (8 * row.clip**2) == 80 * 10 + 80**2 / 4
+    assert Price.of(find(task), task).sample().epsilon(1e-6) == pytest.approx(1)
+    device = settled(replace(task, privacy=replace(task.privacy, unit="device", grid=None)))
+    assert secprobe.plan(device).mechanism.device_loss == row.loss
+
+
+def test_labels_that_nobody_knows_move_no_linear_coefficient():
+    fixed = secprobe.plan(settled(perturbed(1.0))).regression
+    rows = target_rows(fixed, np.array([3, -1]))
+    assert rows[0].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert rows[1].tolist() == [0.5] * 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('kind = "layers"', 'kind = "cosine"', 'protocol.map = { kind = "layers"'),
+        ("constant = 0.0", "constant = 0.1", "constant = 0.0 }"),
+        ("moments = 1.0", "moments = 0.001", r"and a device draws at most 1,048,576\. Take fewer units"),
+        ("batch = 20", "batch = 20\npositive = true", "protocol.positive is for moments"),
+    ],
+)
+def test_a_perturbed_loss_that_cannot_be_drawn_is_refused(old: str, new: str, says: str):
+    text = TEXT.replace('mechanism = "skellam"', 'mechanism = "discrete-laplace"')
+    text = text.replace("batch = 20", UNITS.replace("{layers}", "1"))
+    text = text.format(combine='rule = "mean", uploads = 20', epsilon=1.0, more="").replace(old, new)
+    with pytest.raises(TaskError, match=says):
+        find(parse(text))

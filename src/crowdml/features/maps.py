@@ -69,6 +69,8 @@ class MapSettings:
     """For `convolution`, the number of directions kept, those in which drawings vary most; 0 keeps all."""
     normalise: bool = False
     """For `convolution`, whether each picture is centred, deslanted and brought to one size before the filters."""
+    layers: int = 1
+    """For `layers`, how many of them are stacked, each of `features` units."""
     constant: Fraction = Fraction(1, 10)
     """k: appended to each sample's features, which are brought to norm sqrt(1 - k^2). 0: none is appended."""
     plugin: str | None = None
@@ -84,6 +86,7 @@ class MapSettings:
             ("size", self.size, 2, 15),
             ("pool", self.pool, 1, 64),
             ("keep", self.keep, 0, 4096),
+            ("layers", self.layers, 1, 16),
             ("sharpen", self.sharpen, 0, Fraction(1, 2)),
             ("constant", self.constant, 0, Fraction(99, 100)),
             ("width", self.width, Fraction(1, 10**6), 10**6),
@@ -179,6 +182,30 @@ def _cosine(settings: MapSettings, dimension: int) -> Raw:
 
     def raw(x: NDArray[np.float32]) -> NDArray[np.float32]:
         return height * np.cos(x @ slopes + turns)
+
+    return raw
+
+
+def _layers(settings: MapSettings, dimension: int) -> Raw:
+    """Random layers of units a = 1/2 + v.w / 2 held in [0, 1], over the root of their number: of norm one at most.
+
+    v is the sample in the first layer, and 2 a - 1 of the layer below in the others, over the root of its number. A
+    ReLU that is held at 1 is what Zhao et al. (2020) take.
+    """
+    count, seed, width = settings.features, settings.seed or 0, dimension
+    weights = list[NDArray[np.float32]]()
+    for layer in range(settings.layers):
+        drawn = _bells(f"layer {layer}", seed, width * count).reshape(width, count) / BELL
+        weights.append((drawn / (1 if layer == 0 else math.sqrt(width))).astype(np.float32))
+        width = count
+    shrink = np.float32((1 - 2.0**-22) / math.sqrt(count))
+
+    def raw(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        value = x
+        for layer in weights:
+            units = np.clip(0.5 + 0.5 * (value @ layer), 0, 1)
+            value = 2 * units - 1
+        return units * shrink
 
     return raw
 
@@ -301,6 +328,7 @@ def _between(at: Floats, side: int) -> tuple[NDArray[np.intp], NDArray[np.float3
 _OURS = (
     MapKind("identity", lambda settings, dimension: dimension, lambda settings, dimension: _same, random=False),
     MapKind("cosine", lambda settings, dimension: settings.features, _cosine),
+    MapKind("layers", lambda settings, dimension: settings.features, _layers),
     MapKind("convolution", lambda settings, dimension: settings.keep or _pooled(settings, dimension)[1], _sharpened,
             sphere=True),
 )  # fmt: skip

@@ -10,6 +10,7 @@ to pay. Proof: docs/proofs/moments.md.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import lru_cache
 
@@ -145,6 +146,13 @@ class SkellamGram(Share):
     def _unit(self) -> int:
         """Samples that are replaced at once: one, or all that a device gives."""
         return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
+
+    def equations(self, moments: Integers, shares: float) -> tuple[Array, Array, float]:
+        """G [d, d] and B [d, labels] of summed moments, and the standard deviation of their noise, for `models.ridge`:
+        `shares` shares of it are in them."""
+        gram, cross = split(moments, self.features, self.labels)
+        unit = self.clip**2  # of a product, in squared grid steps
+        return gram / unit, cross / unit, math.sqrt(shares * self.variance) / unit
 
     def draw(self, contributions: Array, noise: Source) -> Integers:
         """Contributions [b, features + labels]: a sample's features, then its labels -> int64 [length]. What a device

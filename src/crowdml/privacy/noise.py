@@ -30,6 +30,9 @@ from crowdml.records import record
 LARGEST = 2**15
 """Grid steps: the largest scale or sigma that a device draws; a larger Skellam share is the sum of several draws."""
 
+WIDEST = 2**20
+"""Grid steps: the largest Laplace scale, whose tables grow with its root alone. Most rows stay below LARGEST."""
+
 MOST_DRAWS = 1024
 """Draws that one Skellam value may be the sum of."""
 
@@ -78,7 +81,7 @@ class SystemSource:
 
     def discrete_laplace(self, scale: Fraction, like: Array) -> Integers:
         """X = G or -1 - G, and G = m H + L, with independent H, L and choice: three small tables at any scale."""
-        _at_most("scale", scale, LARGEST)
+        _at_most("scale", scale, WIDEST)
         size = _size(like)
         m, high, low, signs = _laplace(scale)
         if size <= FEW:

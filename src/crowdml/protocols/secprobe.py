@@ -1,7 +1,8 @@
 """SecProbe: rounds of uploads, of which the server takes those that do well on rows of its own.
 
-Zhao et al., IEEE TDSC 2020, Algorithms 1 to 3, in the forms that have a guarantee (privacy review, section 4, SP-A). A
-device releases the noisy second moments of public features and labels once. Whoever has them solves for weights as
+Zhao et al., IEEE TDSC 2020, Algorithms 1 to 3, in the forms that have a guarantee (privacy review, section 4). A device
+releases once, of public features and labels, the noisy second moments (SP-A) or the noisy coefficients of its loss
+(SP-C, the functional mechanism, where `privacy.mechanism = "discrete-laplace"`). Whoever has them solves for weights as
 often as they like, which is post-processing: that is all of the paper's local training. The server gathers M uploads,
 combines them by the rule of `protocol.combine`, adds what comes of it to the rounds before, and publishes the weights
 that all of it gives. With `rule = "exponential"` it rates each upload on private rows of its own and draws K of M by
@@ -38,6 +39,7 @@ from crowdml.second_moments import (
     check_prices,
     moment_rows,
     moments_row,
+    polynomial_row,
     predictions,
     read_ridge,
     scores,
@@ -84,14 +86,19 @@ def plan(task: Task) -> Plan:
             '[masking] with protocol.kind = "secprobe": its server rates the upload of each device, and under masks it '
             'would hear sums alone. Leave [masking] out, or take protocol.kind = "gram".'
         )
-    if task.privacy.mechanism != "skellam":
-        raise TaskError(
-            f'privacy.mechanism = "{task.privacy.mechanism}": secprobe adds all of the noise to a device\'s own '
-            'moments, which is "skellam".'
-        )
     check_prices(task)
     said = "how features and labels go together here, blurred with noise"
-    row = moments_row(task, settings.map, batch=settings.batch, positive=settings.positive, promise=said)
+    if task.privacy.mechanism == "skellam":
+        row = moments_row(task, settings.map, batch=settings.batch, positive=settings.positive, promise=said)
+    elif task.privacy.mechanism == "discrete-laplace":
+        if settings.positive:
+            raise TaskError("protocol.positive is for moments with Skellam noise: units lie in [0, 1]. Leave it out.")
+        row = polynomial_row(task, settings.map, batch=settings.batch, promise=said)
+    else:
+        raise TaskError(
+            f'privacy.mechanism = "{task.privacy.mechanism}": secprobe adds all of the noise to a device\'s own '
+            'moments, which is "skellam", or to the coefficients of its loss, which is "discrete-laplace".'
+        )
     regression = Regression(settings.map, row, task.features.dimension, task.classes, float(task.labels.bound), c)
     return Plan(settings, regression)
 
