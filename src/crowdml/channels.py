@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -313,6 +314,17 @@ class Gathering:
     minimum: int = 1
     seconds: float | None = None
     """None: a round closes by number alone."""
+    drawn: Fraction | None = None
+    """The share of all devices that is drawn for a round; None: whoever comes first is in it."""
+
+    def draws(self, task: Task, number: int, device: str, looks: int = 0) -> bool:
+        """Whether a public lottery draws this device for a round. Its chance doubles with each look at which it found
+        the round still open, so that a round whose devices are gone takes others."""
+        if self.drawn is None:
+            return True
+        told = b"crowdml/drawn/1\0" + task.hash + number.to_bytes(8, "little") + device.encode()
+        word = int.from_bytes(hashlib.sha256(told).digest()[:8], "little")
+        return word < self.drawn * 2 ** (64 + min(looks, 64))
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.size:

@@ -25,7 +25,7 @@ from crowdml.channels import (
     root_table,
 )
 from crowdml.channels import Gathered as Gathered
-from crowdml.errors import ProtocolError
+from crowdml.errors import ProtocolError, TaskError
 from crowdml.messages import SERVER, Address
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.private import Masked, Private, Release
@@ -403,7 +403,11 @@ class Protocol:
         by = combining(task)
         if by is None:
             raise ProtocolError(f"protocol {self.name!r} gathers uploads, and does not say when a round closes.")
-        return Gathering(by.uploads, by.fewest, None if by.seconds is None else float(by.seconds))
+        if by.drawn is not None and task.masking is not None:
+            raise TaskError(
+                "protocol.combine.drawn with [masking]: who meets in a cohort is drawn already. Leave it out."
+            )
+        return Gathering(by.uploads, by.fewest, None if by.seconds is None else float(by.seconds), by.drawn)
 
     @property
     def waits(self) -> bool:

@@ -89,6 +89,9 @@ class Combine:
     """The fewest uploads with which a round closes when its time is over. Without it, all of them."""
     seconds: Annotated[Fraction, Positive()] | None = None
     """After how many seconds a round closes with what is there. Without it, a round waits for all its uploads."""
+    drawn: Annotated[Fraction, Between(Fraction(1, 1_000_000), 1)] | None = None
+    """The share of all devices that a public lottery draws for a round; the others wait for the next. Without it,
+    whoever comes first is in it."""
     rows: Annotated[int, Between(1, 1_000_000)] | None = None
     """How many rows of its own the server has at most, on which it rates uploads."""
     epsilon: Annotated[Fraction, Positive()] | None = None
@@ -107,6 +110,11 @@ class Combine:
             raise TaskError(
                 f"{where}.minimum is missing: after {where}.seconds = {float(self.seconds):g} a round closes with at "
                 "least so many uploads."
+            )
+        if self.drawn is not None and self.seconds is None:
+            raise TaskError(
+                f"{where}.seconds is missing: a round for which a share of {float(self.drawn):.3g} is drawn may lack "
+                "some of them. Say after how long it takes others, or fewer."
             )
         settings: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
             ("keep", self.keep, ("multi-krum", *ROOTED)), ("bucket", self.bucket, ("bucketing",)),

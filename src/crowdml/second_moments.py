@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -41,12 +42,15 @@ LARGEST_OWN = 2**18
 MOST_FEATURES = 4096
 
 
+R = TypeVar("R", bound=SkellamGram | PolynomialLaplace, covariant=True)
+
+
 @dataclass(frozen=True)
-class Regression:
+class Regression(Generic[R]):
     """What a task fixes of a ridge regression on public features. The map is made when it is first used."""
 
     map_settings: MapSettings
-    mechanism: SkellamGram | PolynomialLaplace
+    mechanism: R
     dimension: int
     classes: int | None
     label_bound: float
@@ -61,7 +65,7 @@ class Regression:
         return np.clip(self.map(x) * math.sqrt(self.map.length), 0, 1)
 
 
-def moment_rows(fixed: Regression, batch: Samples) -> Array:
+def moment_rows(fixed: Regression[Any], batch: Samples) -> Array:
     """One row a sample, [b, features + labels]: what the mechanism clips, truncates and multiplies."""
     try:
         x, y = np.asarray(batch.x), np.asarray(batch.y)
@@ -75,7 +79,7 @@ def moment_rows(fixed: Regression, batch: Samples) -> Array:
     return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
 
 
-def label_rows(fixed: Regression, y: Array) -> Array:
+def label_rows(fixed: Regression[Any], y: Array) -> Array:
     """Labels [b] as rows of norm at most one: a 1 in the place of the class, or a number over its bound.
 
     A label out of the public range counts as none: a row of zeros.
@@ -86,7 +90,7 @@ def label_rows(fixed: Regression, y: Array) -> Array:
     return np.where(np.abs(scaled) <= 1, scaled, 0.0)[:, None].astype(np.float32)
 
 
-def target_rows(fixed: Regression, y: Array) -> Array:
+def target_rows(fixed: Regression[Any], y: Array) -> Array:
     """Labels [b] as y in [0, 1] of each output: 1 in the place of the class, or a number halfway up at zero.
 
     A label out of the public range is halfway everywhere, and moves no linear coefficient.
@@ -97,25 +101,25 @@ def target_rows(fixed: Regression, y: Array) -> Array:
     return np.where(rows.any(axis=1, keepdims=True), rows, 0.5)
 
 
-def solve_moments(fixed: Regression, moments: Integers, shares: float) -> Array:
+def solve_moments(fixed: Regression[Any], moments: Integers, shares: float) -> Array:
     """Weights [features, labels] from summed moments that hold `shares` shares of noise, by the public rule."""
     return solve_by_rules(fixed, moments, shares, (fixed.c,))[0]
 
 
-def solve_by_rules(fixed: Regression, moments: Integers, shares: float, rules: Sequence[float]) -> list[Array]:
+def solve_by_rules(fixed: Regression[Any], moments: Integers, shares: float, rules: Sequence[float]) -> list[Array]:
     """The weights that each c in `rules` gives for the same summed moments."""
     gram, cross, deviation = fixed.mechanism.equations(moments, shares)
     return solve_each(gram, cross, deviation, rules)
 
 
-def scores(fixed: Regression, weights: Array, x: Array) -> Array:
+def scores(fixed: Regression[Any], weights: Array, x: Array) -> Array:
     """x [n, dimension] -> a score for each class [n, c], or numbers [n]."""
     h = fixed.units(x) if isinstance(fixed.mechanism, PolynomialLaplace) else fixed.map(x)
     found = np.asarray(h, np.float64) @ np.asarray(weights, np.float64)
     return found if fixed.classes is not None else found[:, 0] * fixed.label_bound
 
 
-def predictions(fixed: Regression, weights: Array, x: Array) -> Array:
+def predictions(fixed: Regression[Any], weights: Array, x: Array) -> Array:
     """x [n, dimension] -> [n]: class indices (the lowest of equals), or numbers."""
     found = scores(fixed, weights, x)
     return found if fixed.classes is None else found.argmax(axis=1).astype(np.int32)

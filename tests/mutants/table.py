@@ -3204,8 +3204,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "gathered: a device does not wait for the next round",
         "device/gathering.py wait_for_round",
-        "gave is not None and ...",
-        "False",
+        "found != gave and (draws is None or found < 0 or draws(found, seen))",
+        "True",
         f"{GIVES}test_a_device_gives_once_a_round_and_waits_for_the_next_one_uncharged_also_after_a_restart",
     ),
     Mutant(
@@ -3552,6 +3552,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "held[:, :self.features].clip(0, 1)",
         "held[:, :self.features]",
         "tests/privacy/test_polynomials.py::test_replacing_a_sample_moves_the_coefficients_by_no_more_than_the_table_says",
+    ),
+    Mutant(
+        "lottery: the same devices are drawn for every round",
+        "channels.py Gathering.draws",
+        "number.to_bytes(8, 'little')",
+        "bytes(8)",
+        "tests/test_lottery.py::test_a_share_of_the_devices_is_drawn_others_for_each_round",
+    ),
+    Mutant(
+        "lottery: a round whose devices are gone takes no others",
+        "channels.py Gathering.draws",
+        "64 + min(looks, 64)",
+        "64",
+        "tests/test_lottery.py::test_a_device_that_finds_a_round_open_again_and_again_is_drawn_in_the_end",
     ),
     Mutant(
         "secprobe: uploads are rated with all rounds before them",

@@ -171,6 +171,62 @@ def test_public_rows_pay_nothing_and_their_scores_are_in_the_journal(store: Stor
     assert server.replayed(tmp_path / "told") == server.runner.offer.body
 
 
+def test_scores_of_public_rows_are_for_the_operator_and_those_of_private_rows_for_nobody(store: Store):
+    server = Server(store, make(BEST))
+    server.attach(None, None)
+    server.round(0, lies=(0, 2))
+    for _ in range(2):
+        now = server.runner.closing.now()
+        assert now is not None
+        assert now.scored is not None
+        np.testing.assert_allclose(now.scored.scores, [4 / 12, 4 / 12, 1, 1], atol=1e-6)
+        assert now.scored.text() == (
+            "Round 0, rated on public rows: 0.333 to 1.000, half of them above 0.667. 2 of 4 uploads were left out, "
+            "for others did better."
+        )
+        assert now.plain()["scored"]["taken"] == 2
+        server.start()
+
+
+def test_what_private_rows_come_to_is_shown_to_nobody(store: Store):
+    server = Server(store, make())
+    server.attach()
+    server.round(0, lies=(0, 2))
+    now = server.runner.closing.now()
+    assert now is not None
+    assert now.scored is None
+    assert now.plain()["scored"] is None
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before its entry is durable", "after it"])
+def test_a_server_that_is_killed_between_scoring_and_publishing_publishes_one_choice(
+    store: Store, monkeypatch: pytest.MonkeyPatch, before: bool
+):
+    """What was not durable was seen by nobody: it is drawn once more. What was durable is what is published."""
+    server = Server(store, make(), noise=SystemSource())
+    server.attach()
+    for device in range(3):
+        server.give(device)
+
+    def die(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if before:
+            patched.setattr(server.runner, "append_own", die)
+        else:
+            patched.setattr(server.runner.fold, "take_closed", die)
+        with pytest.raises(KeyboardInterrupt):
+            server.give(3)
+    journalled = server.released
+    assert len(journalled) == (not before)
+    server.start()
+    if server.runner.closing.is_due():
+        server.runner.closing.ring()
+    assert (server.runner.offer.version, server.spent, len(server.released)) == (1, Fraction(1, 2), 1)
+    assert journalled in ([], server.released)
+
+
 def test_where_the_budget_is_spent_the_round_waits_and_nothing_is_drawn(store: Store):
     server = Server(store, make())
     server.attach(budget="0.5")

@@ -17,15 +17,22 @@ async def wait_for_round(
     look: Callable[[], Awaitable[int]],
     rest: Callable[[int], Awaitable[None]],
     tell: Callable[[str], None],
+    draws: Callable[[int, int], bool] | None = None,
 ) -> None:
-    """Until another round is open than the one that this device gave to. Nothing is drawn or charged meanwhile.
+    """Until a round is open that this device did not give to and for which it is drawn. Nothing is charged meanwhile.
 
-    `look` reads which round is open, and `rest` lets time pass, longer after each look.
+    `look` reads which round is open, and `rest` lets time pass, longer after each look. `draws` says whether a device
+    that found a round open at so many looks is drawn for it; without it every device is.
     """
-    looks = 0
-    while gave is not None and await look() == gave:
+    looks, seen, found = 0, 0, -1
+    while gave is not None or draws is not None:
+        before, found = found, await look()
+        seen = seen + 1 if found == before else 0
+        if found != gave and (draws is None or found < 0 or draws(found, seen)):
+            return
         if not looks:
-            tell(f"waiting, uncharged: this device gave to round {gave}, which is open until enough others gave")
+            why = f"gave to round {gave}" if found == gave else f"is not drawn for round {found}"
+            tell(f"waiting, uncharged: this device {why}, which is open until enough others gave")
         await rest(looks)
         looks += 1
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
-from crowdml.channels import Channel
+from crowdml.channels import Channel, Gathering
 from crowdml.device.client import Answer, Client, Unreachable, whole_number
 from crowdml.device.conditions import Conditions
 from crowdml.device.files import check_known
@@ -431,6 +431,7 @@ class Runner:
         """Given every message that the server has acknowledged: to bring it to peers as well (device/peering.py)."""
         self.learner = self._make_learner(kept.get("own"))
         self._gathers = protocol.channel(task) is Channel.GATHERED
+        self._gathering = protocol.gathers(task)
         self._gave: int | None = kept.get("gave")
         """The round of uploads that this device gave to last."""
         self._timers = Timers(kept.get("wakes"))
@@ -597,7 +598,12 @@ class Runner:
             await self._conditions()
             await self._pause()
 
-        await wait_for_round(self._gave, look, rest, self.tell)
+        drawn, name = self._gathering, self.member.key.id
+        draws = None if drawn is None or drawn.drawn is None else partial(self._is_drawn, drawn, name)
+        await wait_for_round(self._gave, look, rest, self.tell, draws)
+
+    def _is_drawn(self, gathering: Gathering, name: str, number: int, looks: int) -> bool:
+        return gathering.draws(self.task, number, name, looks)
 
     async def _is_lost(self) -> bool:
         """Whether the server does not have what this device gave last: its cohort came to nothing, or the server was

@@ -201,11 +201,10 @@ def _layers(settings: MapSettings, dimension: int) -> Raw:
     shrink = np.float32((1 - 2.0**-22) / math.sqrt(count))
 
     def raw(x: NDArray[np.float32]) -> NDArray[np.float32]:
-        value = x
+        units: NDArray[np.float32] = (x + np.float32(1)) / np.float32(2)
         for layer in weights:
-            units = np.clip(0.5 + 0.5 * (value @ layer), 0, 1)
-            value = 2 * units - 1
-        return units * shrink
+            units = np.clip(0.5 + 0.5 * ((2 * units - 1) @ layer), 0, 1).astype(np.float32)
+        return (units * shrink).astype(np.float32)
 
     return raw
 

@@ -32,6 +32,7 @@ from crowdml.errors import TaskError
 from crowdml.features.maps import MapSettings
 from crowdml.messages import Public, message
 from crowdml.privacy.mechanisms import Mechanism
+from crowdml.privacy.moments import SkellamGram
 from crowdml.privacy.private import Private, Release
 from crowdml.protocol import Context, Protocol, Publish, Role, Step, Tally, device_role, stop_after
 from crowdml.robust import Combine
@@ -65,7 +66,7 @@ class Settings:
 
 
 @lru_cache(maxsize=256)
-def plan(task: Task) -> Regression:
+def plan(task: Task) -> Regression[SkellamGram]:
     """Read the task; refuse what this protocol cannot run."""
     settings = read_kind(Settings, task.protocol, "protocol")
     c = read_ridge(task)

@@ -69,7 +69,7 @@ class Plan:
     """What a task fixes once and for all: read by handlers, never written."""
 
     settings: Settings
-    regression: Regression
+    regression: Regression[Any]
 
     @property
     def mechanism(self) -> Any:

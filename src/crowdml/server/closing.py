@@ -10,9 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from crowdml.arrays import Samples
+from crowdml.channels import combining
 from crowdml.errors import CrowdmlError, DataError, ProtocolError
 from crowdml.features.bounds import prepared
 from crowdml.privacy.door import Door, OwnDoor
@@ -30,7 +32,7 @@ from crowdml.wire.problems import Problem
 if TYPE_CHECKING:
     from crowdml.server.runner import TaskRunner
 
-__all__ = ["Closing", "RoundNow"]
+__all__ = ["Closing", "RoundNow", "Scored"]
 
 SOONEST = 1.0
 """Seconds: no timer of a protocol runs out sooner, so that one that always asks to be woken leaves time for others."""
@@ -44,6 +46,30 @@ log = logging.getLogger("crowdml.server")
 
 
 @dataclass(frozen=True)
+class Scored:
+    """How the uploads of a closed round did on public rows of the operator's, without saying whose they were."""
+
+    number: int
+    scores: tuple[float, ...]
+    """From the lowest on."""
+    taken: int
+
+    def text(self) -> str:
+        """'Round 3, on public rows: ...' with the lowest, the median and the highest score."""
+        low, middle, high = self.scores[0], median(self.scores), self.scores[-1]
+        many = count_text(len(self.scores), "upload")
+        left = len(self.scores) - self.taken
+        return (
+            f"Round {self.number:,}, rated on public rows: {low:.3f} to {high:.3f}, half of them above {middle:.3f}. "
+            f"{left:,} of {many} were left out, for others did better."
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"number": self.number, "scores": list(self.scores), "taken": self.taken}
+
+
+@dataclass(frozen=True)
 class RoundNow:
     """The open round of a gathered task, for people to look at."""
 
@@ -54,6 +80,8 @@ class RoundNow:
     opened_at: str
     closes_at: str | None
     """When it closes by time; None: by number alone."""
+    scored: Scored | None = None
+    """How the uploads of the last round did on public rows, where a rule rates them."""
 
     def text(self, now: str) -> str:
         """'round 3: 7 of 10 uploads, closes at 10 or at 14:05 UTC'."""
@@ -67,8 +95,9 @@ class RoundNow:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
+        scored = None if self.scored is None else self.scored.plain()
         return {"number": self.number, "uploads": self.uploads, "size": self.size, "minimum": self.minimum,
-                "opened_at": self.opened_at, "closes_at": self.closes_at}  # fmt: skip
+                "opened_at": self.opened_at, "closes_at": self.closes_at, "scored": scored}  # fmt: skip
 
 
 class Closing:
@@ -265,6 +294,8 @@ class Closing:
                 runner.append_own(RELEASED, pack_own(RELEASED, lost), lambda _: None, charge)
             raise ProtocolError(f"protocol {self.fold.protocol.name!r} failed with {type(error).__name__}") from None
         runner.append_own(kind, body, lambda index: take(made, index), charge)
+        if kind == CLOSED:
+            self.fold.note_scores(own.number, door.drawn)
 
     # --- for people ---
 
@@ -281,7 +312,16 @@ class Closing:
             self.gathering.minimum,
             self.runner.store.received_at(self.runner.task.hash, self.fold.pending.opened),
             None if left is None else utc((datetime.fromisoformat(self.runner.now()) + left).isoformat()),
+            self._scored(),
         )
+
+    def _scored(self) -> Scored | None:
+        fold, by = self.fold, combining(self.runner.task)
+        if fold.scored is None or by is None:
+            return None
+        number, steps = fold.scored
+        step = float(fold.protocol.server_mechanisms(fold.task)["scores"].grid.step)
+        return Scored(number, tuple(sorted((steps * step).tolist())), by.keep or len(steps))
 
 
 def _over(detail: str) -> Problem:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from crowdml.arrays import Samples
+from crowdml.arrays import Integers, Samples
 from crowdml.errors import ProtocolError
 from crowdml.messages import SERVER
 from crowdml.privacy.door import Door, Recorded
@@ -52,6 +52,8 @@ class Fold:
         self.version = 0
         self.rule: Rule | None = None
         """Why the task stopped by its own rule; None while it goes on."""
+        self.scored: tuple[int, Integers] | None = None
+        """The last round whose uploads were rated on public rows, and their scores in grid steps, since the start."""
         self.take(first_turn(self.protocol, task), 0)
 
     def resume(self, snapshot: Snapshot) -> None:
@@ -85,6 +87,7 @@ class Fold:
                     f"{self.version} is open with {len(self.pending.open)}: this is not the journal of this task."
                 )
             self.take_closed(self.closed(Recorded(own.released or {}), Unseen()), index)
+            self.note_scores(own.number, own.released or {})
         elif kind == WOKEN:
             self.take_woken(self.woken(own.tag, Recorded(own.released or {}), Unseen()), index, own.tag)
 
@@ -113,6 +116,12 @@ class Fold:
         """The round was closed by this entry, and the next one is open."""
         self.pending.open, self.pending.opened = [], index
         self.take(turn, index)
+
+    def note_scores(self, number: int, released: Mapping[str, Integers]) -> None:
+        """Keep the scores of a round for its operator. What private rows come to is a choice, and has no scores."""
+        row = self.protocol.server_mechanisms(self.task).get("scores")
+        if row is not None and row.public and "scores" in released:
+            self.scored = number, released["scores"]
 
     def woken(self, tag: str, door: Door | Recorded | None, rows: Private[Samples] | None) -> Outcome:
         """What it leads to that this timer ran out. Nothing is changed: see `take_woken`."""

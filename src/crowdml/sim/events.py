@@ -226,11 +226,16 @@ class Queue:
 
     def answer(self, name: int, device: Device, trip: int, load: tuple[Any, Any], now: float) -> None:
         """A check-out has no handler: the last publication answers it. Who is in the open round waits for the next."""
-        if self.gathering is not None and device.gave == self.heard:
+        if self.gathering is not None and (device.gave == self.heard or not self.is_drawn(name)):
             self.parked.append((name, trip, load, now))
             return
         received, arrived = load
         self.push(received, name, trip, HEAR, (self.publication, self.heard, arrived))
+
+    def is_drawn(self, name: int) -> bool:
+        """Whether a device may give to the open round: it is drawn, or the round's time is over."""
+        gathering = self.gathering
+        return gathering is None or self.overdue or gathering.draws(self.task, self.heard, str(name))
 
     def hear(self, name: int, device: Device, trip: int, load: Any, now: float) -> None:
         publication, version, arrived = load
@@ -265,11 +270,16 @@ class Queue:
     def close(self, now: float) -> None:
         """The server hears the uploads of a round, and those who waited for the next one are answered."""
         event = Gathered(np.int32(self.heard), _closed(self.uploads, self.senders, self.steps.liars))
-        waited, self.parked, self.uploads, self.senders, self.overdue = self.parked, [], [], [], False
-        for name, trip, (received, arrived), since in waited:
-            self.push(now, name, trip, ANSWER, (received + (now - since), arrived + (now - since)))
+        self.uploads, self.senders, self.overdue = [], [], False
+        self.ask_again(now)
         self.apply(event, None, now)
         self.open_round(now)
+
+    def ask_again(self, now: float) -> None:
+        """Those who wait ask once more which round is open."""
+        waited, self.parked = self.parked, []
+        for name, trip, (received, arrived), since in waited:
+            self.push(now, name, trip, ANSWER, (received + (now - since), arrived + (now - since)))
 
     def apply(self, event: Any, sender: Any, now: float) -> None:
         after = self.steps.apply(self.state, event, np.uint32(self.turns), sender, now)
@@ -288,6 +298,8 @@ class Queue:
             self.overdue = True
             if len(self.uploads) >= self.gathering.minimum:
                 self.close(now)
+            elif self.gathering.drawn is not None:  # others may take the places of those who did not come
+                self.ask_again(now)
         elif name == SERVER:
             self.apply(Woken(tag), None, now)
         else:
