@@ -116,7 +116,9 @@ def test_proportions_prints_what_a_device_and_a_city_need():
 
 
 def test_noise_prints_milliseconds_for_each_law():
-    check_form(noise.measure(lambda _: None, repeats=1, count=50), "noise", {"laplace", "gaussian", "skellam"})
+    check_form(
+        noise.measure(lambda _: None, repeats=1, count=50), "noise", {"laplace", "gaussian", "skellam", "exponential"}
+    )
 
 
 @pytest.mark.slow

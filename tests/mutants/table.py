@@ -1583,9 +1583,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "gram: noise for all who may come, not for the honest",
-        "second_moments.py moments_row",
-        "masking.honest, LARGEST_SHARE",
-        "masking.cohort, LARGEST_SHARE",
+        "second_moments.py moments_row.share",
+        "honest",
+        "(masking.cohort if masking else 1)",
         f"{GRAM}test_a_sample_pays_the_epsilon_of_the_task_and_no_more[1]",
     ),
     Mutant(
@@ -1804,7 +1804,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "gathered: a simulated device gives twice to a round",
         "sim/events.py Queue.answer",
-        "self.gathering is not None and device.gave == self.heard",
+        "device.gave == self.heard or not self.is_drawn(name)",
         "False",
         f"{GATHERED_SIM}test_who_is_in_the_open_round_waits_for_the_next_and_is_charged_nothing",
     ),
