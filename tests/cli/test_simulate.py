@@ -219,7 +219,7 @@ def test_a_task_with_gram_is_simulated(tmp_path: Path):
 def test_a_shipped_task_has_data_of_its_shape(name: str):
     task = find_task(name)
     row = next(each for each in catalogue() if each.name == SHIPPED_DATA.get(name, name))
-    assert (row.features, row.classes) == (task.features.dimension, task.classes)
+    assert (row.features, row.classes) == (task.features.width, task.classes)
 
 
 def test_a_delta_that_devices_refuse_is_simulated_and_marked(tmp_path: Path):

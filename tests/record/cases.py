@@ -271,10 +271,12 @@ def of_shipped(texts: dict[str, str]) -> dict[str, Case]:
             "activity": Case(text, EVENTS, COMPILED, crowd=LATE),
             "admm-adult": Case(text, COHORTS, devices=60, each=300, turns=2),
             "demo": Case(text, COHORTS, devices=33, each=14, turns=2, crowd={"passes": 3}),
+            "digits-cnn": Case(text, turns=1, cohort=1),
             "digits-gram": Case(text, NUMPY, devices=45, each=14, turns=1),
             "digits-masked": Case(text, COHORTS, devices=25, each=14, turns=2, crowd={"passes": 2}),
             "digits-mlp": Case(text, (), COHORTS, devices=90, each=14, turns=2),
             "gram-mnist": Case(text, turns=1, cohort=1),  # its cohort of a thousand takes minutes
+            "mnist-cnn": Case(text, turns=1, cohort=1),
             "robust-digits": Case(text, turns=1),  # rounds of uploads are in tests/server/test_combined.py
             "traffic": Case(text, ("peers",), each=70, turns=1),
         }.get(name, Case(text, EVENTS, ("compiled", "events on jax")))

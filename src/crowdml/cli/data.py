@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from crowdml.cli.output import Report, json_option, make_table
+from crowdml.cli.numbers import Whole
+from crowdml.cli.output import OutputError, Report, json_option, make_table, size_text, whole_file
 from crowdml.texts import count_text, one_line
 
 if TYPE_CHECKING:
@@ -85,6 +87,38 @@ def show(path: str, json_path: str | None) -> None:
         report.print(line)
     report.line(command)  # in one piece, to be copied
     report.finish({**asdict(found), "missing": found.missing})
+
+
+@data.command(short_help="Train a public extractor of pictures on digits drawn by code.")
+@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--drawings", type=Whole(256, 10**6), help="How many digits are drawn. Default: 59,760.")
+@click.option("--passes", type=Whole(1, 1000), help="How often each of them is seen. Default: 8.")
+@json_option
+def extractor(path: Path, drawings: int | None, passes: int | None, json_path: str | None) -> None:
+    """Train the extractor that comes with the package again, and write it to FILE.safetensors.
+
+    Nobody's pictures are in it. Floats differ between machines, so the file's hash does, too.
+    """
+    import hashlib
+
+    from crowdml.experiments.extractor import DRAWINGS, PASSES, make
+
+    report = Report(json_path)
+    if path.suffix != ".safetensors":
+        raise OutputError(f"{path}: an extractor's file ends in .safetensors. Nothing was done.")
+    with whole_file(path) as draft:
+        with report.progress() as bar:
+            shown = bar.add_task("steps", total=None)
+            made = make(
+                drawings or DRAWINGS,
+                passes or PASSES,
+                tell=lambda done, steps: bar.update(shown, completed=done, total=steps),
+            )
+        draft.write_bytes(made)
+    sha256 = hashlib.sha256(made).hexdigest()
+    report.line(f"Extractor: {path}, {size_text(len(made))}. A task names it by its sha256:")
+    report.line(sha256)
+    report.finish({"path": str(path), "bytes": len(made), "sha256": sha256})
 
 
 def _facts(found: TableFacts) -> list[str]:

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 SHIPPED_DATA = {
     "admm-adult": "adult",
     "demo": "digits",
+    "digits-cnn": "digits",
     "digits-gram": "digits",
     "digits-masked": "digits",
     "digits-mlp": "digits",
     "gram-mnist": "mnist-pixels",
+    "mnist-cnn": "mnist-pixels",
     "robust-digits": "digits",
     "traffic": "scats",
 }

@@ -1,6 +1,6 @@
 """The public extractor that comes with the package: trained on digits that code draws, with nobody's pictures in it.
 
-`crowdml data make extractor FILE` runs this. The network is the model `cnn`, and its layers up to the hidden one are
+`crowdml data extractor FILE` runs this. The network is the model `cnn`, and its layers up to the hidden one are
 what devices use. The same seed draws the same digits and takes the same steps; floats add up in another order on
 another machine, so a file made again does as well but has another hash. The shipped one is kept as it is.
 """
