@@ -181,7 +181,12 @@ def _schemas() -> dict[str, Any]:
             retry_after={"type": "integer"},
             request=TEXT,
         ),
-        "Tasks": _all_of({"tasks": _list_of(_all_of(listed))}),
+        "Tasks": _all_of(
+            {
+                "tasks": _list_of(_all_of(listed)),
+                "aside": _list_of(_all_of({"name": TEXT, "hash": HASH, "reason": TEXT})),
+            }
+        ),
         "Task": _all_of(
             {"name": TEXT, "features": part, "labels": part, "model": part, "protocol": part, "privacy": part},
             more=True,
@@ -199,7 +204,7 @@ def _schemas() -> dict[str, Any]:
         "Withdrawn": _all_of({"device": DEVICE, "withdrawn": {"const": True}}),
         "Meaning": _all_of({"title": TEXT, "status": {"type": "integer"}, "help": TEXT}),
         "Health": _all_of({"alive": {"const": True}}),
-        "Ready": _all_of({"ready": {"const": True}, "tasks": COUNT}),
+        "Ready": _all_of({"ready": {"const": True}, "tasks": COUNT, "aside": COUNT}),
         "Description": _all_of({"openapi": {"const": "3.1.0"}, "info": part, "paths": part}, more=True),
     }
 
