@@ -6,18 +6,20 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from crowd import Crowd
 from desk import PASSWORD, Desk, set_up
+from drawn_network import named_by, network_file
 from screens import chromium, window
 from test_operator_pages import DIGITS, NETWORK, drafted
 
 from crowdml.datasets import catalogue
 from crowdml.protocols import find
 from crowdml.server.portal.simulation import Asked, SimulationRefused, Simulations, fitting_crowd, has_jax
-from crowdml.server.portal.task_form import begin_from, by_rule, check_text, flaws_of, task_text
+from crowdml.server.portal.task_form import begin_from, by_rule, check_text, flaws_of, says_all_of, task_text
 from crowdml.task import parse
 
 STEP = "protocol.step.c"
@@ -158,3 +160,9 @@ def test_choosing_a_network_fills_in_its_clip_and_a_data_set_its_crowd(crowd: Cr
         opened.open(path)
         page.select_option("#data", "synthetic")
         assert page.locator("#devices").input_value() == "100"
+
+
+def test_a_task_with_an_extractor_is_begun_from_as_a_file_for_the_form_would_drop_it():
+    task = named_by(network_file())
+    assert not says_all_of(task)
+    assert says_all_of(replace(task, features=replace(task.features, extractor=None)))

@@ -295,8 +295,8 @@ def says_all_of(task: Task) -> bool:
 
     kinds = dict(fields()["protocol.kind"].choices), dict(fields()["model.kind"].choices)
     chosen = str(task.protocol["kind"]) in kinds[0] and str(task.model["kind"]) in kinds[1]
-    bounded = task.features.low is not None
-    return chosen and not bounded and said("protocol", task.protocol) and said("model", task.model)
+    more = task.features.low is not None or task.features.extractor is not None
+    return chosen and not more and said("protocol", task.protocol) and said("model", task.model)
 
 
 def flaws_of(values: Mapping[str, str]) -> dict[str, str]:
