@@ -39,6 +39,7 @@ OLDER = "tests/device/test_older_ledgers.py::"
 RUNNER = "tests/device/test_runner.py::"
 FALLS = "tests/wire/test_statements.py::"
 MOVED = "tests/privacy/test_moments.py::"
+SECPROBE = "tests/experiments/test_secprobe_as_published.py::"
 GRAM = "tests/protocols/test_gram.py::"
 SHARED = "tests/privacy/test_skellam.py::"
 COHORTS = "tests/sim/test_cohorts.py::"
@@ -2231,6 +2232,42 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{MEANT}test_gaussian_noise_has_the_deviation_that_its_loss_asks_for",
     ),
     # --- the library of 2017 and its baselines, priced ---
+    Mutant(
+        "published: selection that ignores scores",
+        "experiments/published/secprobe.py _loop",
+        "scores = scores * plan.selection / (2 * plan.keep * net.reach) + gumbel",
+        "scores = gumbel",
+        f"{SECPROBE}test_z8_as_printed_liars_are_averaged_nearly_as_often_as_others[1000.0-share1]",
+    ),
+    Mutant(
+        "published: the score of eq. (6) with the printed max",
+        "experiments/published/secprobe.py relative_score",
+        "jnp.minimum(said, 3 * y)",
+        "jnp.maximum(said, 3 * y)",
+        f"{SECPROBE}test_z6_the_score_is_eq_6_with_min_and_lies_within_one_of_zero",
+    ),
+    Mutant(
+        "published: a functional mechanism with the noise of one sample's coefficients",
+        "experiments/published/secprobe.py Network.sensitivity",
+        "b / 2 + b * b / 8",
+        "b / 4 + b * b / 16",
+        f"{SECPROBE}test_z5_no_sample_has_coefficients_beyond_half_of_the_lemma_and_one_reaches_it",
+    ),
+    Mutant(
+        "published: a budget of one epoch for all of them",
+        "experiments/published/secprobe.py Published.total",
+        "self.epsilon * self.epochs(held, devices)",
+        "self.epsilon",
+        f"{SECPROBE}test_z3_a_claim_per_epoch_is_paid_233_times_at_the_papers_parameters",
+    ),
+    Mutant(
+        "figures: an upload with a share of its noise",
+        "experiments/unreliable.py uploads_of",
+        "row.noise(SeededSource(stream(seed, 2, number)), devices)",
+        "row.noise(SeededSource(stream(seed, 2, number)), 1)",
+        "tests/experiments/test_zhao_figures.py::"
+        "test_moments_are_those_of_each_participant_and_an_upload_has_noise_of_its_own",
+    ),
     Mutant(
         "published: a replaced device moves its weights once",
         "experiments/published/local_updates.py real_cost",

@@ -36,14 +36,18 @@ from crowdml.experiments.zhao import (
     published_label,
     runs,
     said,
+    within,
 )
+from crowdml.models.ridge import predict
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocols import gram
 from crowdml.robust import Combine, combine_rows
 from crowdml.second_moments import Regression, solve_moments
 
-ROUNDS = 10
-"""Of SecProbe and the schemes beside it: without noise its MRE falls by a hundredth from here to twice as many."""
+ROUNDS = 5
+"""Of SecProbe and the schemes beside it, for a run of minutes; without noise its MRE falls slowly after them."""
+CENTRAL = 15_000
+"""Iterations in one place: as many as 30 participants take in so many rounds."""
 Spoil = Callable[[Array, Array, int], tuple[Array, Array]]
 """x [N, J, d], y [N, J] and a seed -> the same crowd with bad rows."""
 
@@ -92,10 +96,10 @@ def by_root_rows(case: Case, fixed: Regression, uploads: Array) -> Array:
     Each upload is solved by itself and scored on the public rows; of the means of the best 1, 2, ... uploads the one
     with the least error there is taken, of equals the largest. It need not be told how many are bad.
     """
-    data, devices = case.sharp, float(len(uploads))
+    devices, rows, labels = float(len(uploads)), fixed.map(case.sharp.x_public), case.sharp.y_public
 
     def error(weights: Array) -> float:
-        return case.worse(case.score_on(said(fixed, weights, data.x_public), data.y_public), 0.0)
+        return case.worse(case.score_on(within(fixed, predict(weights, rows, fixed.classes)), labels), 0.0)
 
     single = [error(solve_moments(fixed, each, devices)) for each in uploads]
     sums = np.cumsum(uploads[np.argsort(single, kind="stable")], axis=0)
@@ -173,7 +177,6 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
     )
     tell = Parts(progress, sum(map(len, grids.values())) + 2)
     series: list[Series] = []
-    ends: dict[str, float] = {}
     spread: dict[str, list[float]] = {}
     for panel, x in grids.items():
         found: dict[str, list[list[float]]] = {}
@@ -190,9 +193,10 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
             def spoil(rows: Array, labels: Array, seed: int, share: float = share, part: float = part) -> Any:
                 return spoiled(rows, labels, share, part, seed)
 
-            for key, _, changes in SECPROBES:
+            for key, _, changes in SECPROBES if panel == MAIN else SECPROBES[:2]:
                 found.setdefault(key, []).append(published_scores(few, devices, rounds, spoil, **changes)[0])
-            for key, scores in robust_scores(case, devices, spoil).items():
+            some = case if panel == MAIN else replace(case, trials=min(case.trials, 2))
+            for key, scores in robust_scores(some, devices, spoil).items():
                 found.setdefault(key, []).append(scores)
                 spread[f"{key}-{panel}-{value:g}"] = scores
         names = {key: name for key, name, _ in SECPROBES} | {key: name for key, (name, _) in RULES.items()}
@@ -200,24 +204,21 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
             paid = masked_label(1.0) if key in RULES else _secprobe_label(case, key, base)
             one = f"{key}-{panel}"
             series.append(over_trials(one, names[key], x, np.asarray(told).T, paid, panel=panel, marks=True))
-            ends[one] = series[-1].last
         series.append(constant_line(case, x if len(x) > 1 else [x[0], x[0] + 1], panel))
     tell("DSSGD and CSDP")
     x = grids[MAIN]
-    series += _others_over(few, base, rounds, x)
+    series += _others_over(few, base, rounds, [x[0], x[-1]] if len(x) > 1 else x)
     tell("all in one place")
-    series.append(_centralised_over(few, rounds, x))
+    series.append(_centralised_over(few, x))
     clean = "root-main"
     loss = float(np.mean(spread[f"root-{MAIN}-{x[-1]:g}"]) - np.mean(spread[f"mean-{MAIN}-{x[0]:g}"]))
     by_key = {each.key: each for each in series}
     claims = (
         Claim(
             "robust-as-printed",
-            "SecProbe at P = 0.6 is almost as without noise in the data; ours is by how much worse",
+            "SecProbe at P = 0.6 is almost as at P = 0, and better than a constant; ours is how much worse it gets",
             by_key["noisy-main"].last - by_key["noisy-main"].y[0],
-            False
-            if by_key["noisy-main"].last > case.constant
-            else by_key["noisy-main"].last - by_key["noisy-main"].y[0] <= 0.01,
+            by_key["noisy-main"].last - by_key["noisy-main"].y[0] <= 0.01 and by_key["noisy-main"].last < case.constant,
             paper=0.0,
         ),
         Claim(
@@ -257,7 +258,7 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Panel("share", f"P = 0.6, N = {base}", "R, the share of the unreliable", MRE),
         Panel("crowd", "P = 0.6, R = 0.5", "N, participants", MRE),
     )
-    more = (f"{rounds} rounds; one trial of SecProbe, DSSGD and CSDP, {case.trials} of the sound form.",)
+    more = (f"{rounds} rounds; one trial of SecProbe, DSSGD and CSDP; {case.trials} of the sound form by P, else two.",)
     return Figure(
         "zhao/fig9",
         "Unreliable participants",
@@ -299,7 +300,7 @@ def _others_over(case: Case, devices: int, rounds: int, parts: Sequence[float]) 
     ]
 
 
-def _centralised_over(case: Case, rounds: int, parts: Sequence[float]) -> Series:
+def _centralised_over(case: Case, parts: Sequence[float]) -> Series:
     """All rows in one place, without noise, by the part of bad rows of half of the participants."""
     net, told = case.network(clipped=False, truncated=False), []
     for part in parts:
@@ -307,7 +308,9 @@ def _centralised_over(case: Case, rounds: int, parts: Sequence[float]) -> Series
         for seed in case.seeds:
             x, y = case.shares(1, seed)
             x, y = spoiled(x, y, 1.0, part / 2, seed)
-            run = secprobe.learn(net, case.plan(rounds, 1, 1, epsilon=None), x, y, case.validation, seed)
+            run = secprobe.learn(
+                net, case.plan(1 if case.quick else CENTRAL // 100, 1, 1, epsilon=None), x, y, case.validation, seed
+            )
             for_seeds.append(case.scores(net, run)[-1])
         told.append(for_seeds)
     return over_trials("centralised", "all rows in one place", parts, np.asarray(told).T, PrivacyLabel(), marks=True)
@@ -318,7 +321,7 @@ def fig10(quick: bool, trials: int | None, progress: Progress) -> Figure:
     case = census_case(quick, trials, 5)
     few = replace(case, trials=1)
     devices, rounds = (8, 3) if quick else (DEVICES, ROUNDS)
-    counts = [0, 2, 4] if quick else [0, 10, 18, 20, 30, 40, 50]
+    counts = [0, 2, 4] if quick else [0, 10, 18, 30, 50]
     tell = Parts(progress, len(counts))
     found: dict[str, list[list[float]]] = {}
     shares: dict[str, list[float]] = {}
