@@ -38,6 +38,7 @@ KEYS = {
     "guo/tuning": {"sound-e0.1"},
     "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound", "public-only"},
     "hamm2017/devices": {"crowd", "alone", "crowd-private", "public-only"},
+    "zhao/fig9": {"noisy-main", "quiet-main", "root-main", "mean-main", "root-share", "root-crowd", "dssgd", "csdp"},
     "zhao/fig10": {"noisy", "quiet", "quiet-top", "mean", "krum", "root", "averaged-noisy", "public-only", "constant"},
     "zhao/table1": {"census-baseline", "census-clipped", "census-truncated", "census-sound", "constant", "public-only"},
     "sachweh/fig2": {"llp", "p-llp-as-published", "p-llp", "knn", "majority", "alone", "kilobytes-p-llp"},
