@@ -48,6 +48,7 @@ LIBRARY = CORE | {
     "buffer",
     "wire",
     "storage",
+    "rooted",
     "second_moments",
     "protocols",
     "attacks",
@@ -91,7 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "buffer": CORE,
     "wire": CORE,
     "storage": CORE | {"wire"},  # the server's journal keeps what was signed
-    "second_moments": CORE | {"models", "features"},
+    "rooted": BOTTOM | {"models", "privacy"},
+    "second_moments": CORE | {"models", "features", "rooted"},
     "protocols": CORE | {"models", "features", "second_moments"},
     "device": LIBRARY,
     "server": LIBRARY,

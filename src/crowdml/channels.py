@@ -81,7 +81,15 @@ def default_channel(task: Task) -> Channel:
 def combining(task: Task) -> Combine | None:
     """The robust rule by which the task combines its rounds, `protocol.combine`; None where it names none."""
     found = task.protocol.get("combine")
-    return None if found is None else read_section(Combine, found, "protocol.combine")
+    if found is None:
+        return None
+    by = read_section(Combine, found, "protocol.combine")
+    if by.rule == "grouping" and ("moments" not in task.privacy.epsilon or task.privacy.mechanism != "skellam"):
+        raise TaskError(
+            'protocol.combine.rule = "grouping": it groups second moments with Skellam noise, which only protocols '
+            f"with a row `moments` release, such as gram and secprobe. Name another rule for {task.protocol['kind']}."
+        )
+    return by
 
 
 # --- one contribution, and its messages ---
@@ -143,18 +151,21 @@ def let_out(made: Any, task: Task, ctx: Any, rows: Mapping[str, Private[Any]], *
     return made(**given, **public) if task.masking is None else made.masked(**given)
 
 
-def heard_by(made: Any, handler: Any, rows: Collection[str] | None = None, *, tried: Any = None) -> dict[type, Any]:
+def heard_by(
+    made: Any, handler: Any, rows: Collection[str] | None = None, *, tried: Any = None, grouped: Any = None
+) -> dict[type, Any]:
     """One server handler for a check-in of one device, for a cohort's total, and for a round that a rule combined.
 
     `rows` are those that a rule combines, without them all. The others add up. A rule that rates uploads asks what the
     model would be if the round had one upload alone: the state that `tried` makes of it, or without it the handler.
+    `grouped(task, uploads, rows)` says which uploads the rule "grouping" takes, [M], where a protocol knows.
     """
     kinds = [made] if hasattr(made, "kind") else []
     if made.total is None:
         return dict.fromkeys(kinds, handler)
 
     def close(task: Task, state: Any, event: Gathered, ctx: Any) -> Any:
-        weights = weigh_uploads(made, task, state, event, ctx, tried or handler)
+        weights = weigh_uploads(made, task, state, event, ctx, tried or handler, grouped)
         return handler(task, state, combined(made, task, event, rows, weights), ctx)
 
     return {**dict.fromkeys([*kinds, made.total], handler), Gathered: close}
@@ -170,6 +181,9 @@ def combined(
     if by is None:
         raise ProtocolError("a round was closed, and protocol.combine does not say by which rule it is combined.")
     devices = uploads.devices
+    if weights is not None and by.rule == "grouping":  # a sum of those that were taken, with their noise and no more
+        devices = devices * (weights > 0).astype(devices.dtype)
+        weights = devices / max(1, int(devices.sum()))
     xp, ranks = namespace(devices), bucket_ranks(event.round, uploads.count) if by.before == "bucketing" else None
     sums: dict[str, Array] = {}
     for row in uploads.rows:
@@ -199,9 +213,12 @@ def _means(uploads: Uploads, row: str) -> Iterator[Array]:
 def root_table(task: Task) -> Mapping[str, Mechanism]:
     """What the rule of `protocol.combine` lets out of rows of the server's own: public scores, or a charged choice."""
     by = combining(task)
-    if by is None or not by.rooted or by.keep is None or by.rows is None:
+    if by is None or not by.rooted or by.rows is None:
         return {}
     covers = Rows(0, by.rows)
+    if by.rule == "grouping":
+        return {"taken": FromPublic(covers, "which uploads were taken, by how they go with the operator's public rows")}
+    assert by.keep is not None
     if by.rule == "top":
         return {"scores": FromPublic(covers, "how well each upload does on public rows of the operator's")}
     low, high, grid = (0, 1, COUNTS) if task.classes is not None else (-FINE, FINE, Grid(Fraction(1, FINE)))
@@ -213,15 +230,21 @@ def root_table(task: Task) -> Mapping[str, Mechanism]:
     return {"chosen": Selection(by.keep, low, high, L1(moved), epsilon, covers, said, grid)}
 
 
-def weigh_uploads(made: Any, task: Task, state: Any, event: Gathered, ctx: Any, tried: Any) -> Array | None:
+def weigh_uploads(
+    made: Any, task: Task, state: Any, event: Gathered, ctx: Any, tried: Any, grouped: Any = None
+) -> Array | None:
     """[M]: what each upload counts in the result, by a rule that asks for rows of the server's own; else None.
 
     All that is known of these rows passes the server's door, so that the journal has it and a replay needs no rows.
     """
     by, count = combining(task), event.uploads.count
-    if by is None or not by.rooted or by.keep is None:
+    if by is None or not by.rooted:
         return None
     by.check(count)
+    if by.rule == "grouping":
+        taken = ctx.release("taken", ctx.rows.map(lambda rows: grouped(task, event.uploads, rows)[None]))
+        return (np.asarray(taken.value) > 0).astype(np.float64)
+    assert by.keep is not None
 
     def rated(rows: Any) -> Array:
         found = np.empty((len(rows), count), np.float32)

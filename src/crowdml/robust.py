@@ -46,6 +46,12 @@ MOST_COMPARED = 4096
 NUMBERS = 1 << 24
 """Numbers of a block of columns."""
 
+CHEAPEST = (
+    "For a share α of liars among n devices, cohorts of about 1/α devices are best, and their noise is about "
+    "sqrt(2.7 n α) times that of one sum."
+)
+"""What `task check` says of cohorts under every rule."""
+
 RULES: Mapping[str, tuple[int, int]] = {
     "mean": (2, 1),
     "clipped-mean": (2, 1),
@@ -59,9 +65,12 @@ RULES: Mapping[str, tuple[int, int]] = {
 }
 """Each rule, and the fewest uploads with which it stands f lies: a f + b. Only the mean stands none."""
 
-ROOTED = ("top", "exponential")
+RATING = ("top", "exponential")
 """Rules that rate uploads on rows of the server's own: `top` takes the best on public rows, and `exponential` draws by
 the exponential mechanism, for a charge to private ones."""
+ROOTED = (*RATING, "grouping")
+"""Rules that ask for rows of the server's own: `grouping` tests uploads of second moments, groups them, and takes the
+group that does best on public rows (`crowdml.rooted`)."""
 
 COUNTING = ("trimmed-mean", "krum", "multi-krum", "bulyan")
 """Rules that ask how many uploads may be lies."""
@@ -117,8 +126,8 @@ class Combine:
                 "some of them. Say after how long it takes others, or fewer."
             )
         settings: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
-            ("keep", self.keep, ("multi-krum", *ROOTED)), ("bucket", self.bucket, ("bucketing",)),
-            ("rows", self.rows, ROOTED), ("epsilon", self.epsilon, ("exponential",)), ("least", self.least, ROOTED),
+            ("keep", self.keep, ("multi-krum", *RATING)), ("bucket", self.bucket, ("bucketing",)),
+            ("rows", self.rows, ROOTED), ("epsilon", self.epsilon, ("exponential",)), ("least", self.least, RATING),
         )  # fmt: skip
         for key, value, of in settings:
             if value is not None and self.rule not in of and self.before not in of:
@@ -137,7 +146,7 @@ class Combine:
         self.check(self.fewest)
 
     def _check_rooted(self, where: str) -> None:
-        needed = {"keep": self.keep, "rows": self.rows}
+        needed = {"keep": self.keep, "rows": self.rows} if self.rule in RATING else {"rows": self.rows}
         needed |= {"epsilon": self.epsilon} if self.rule == "exponential" else {}
         helps = {"keep": "how many uploads it takes", "rows": "how many rows of its own the server has",
                  "epsilon": "what a row of the server's own pays for a round"}  # fmt: skip
@@ -164,7 +173,7 @@ class Combine:
     @property
     def compares(self) -> bool:
         """Whether it asks for the distances between uploads."""
-        return self.rule not in (*BY_COLUMN, *ROOTED) or self.before == "nnm"
+        return self.rule not in (*BY_COLUMN, *RATING) or self.before == "nnm"
 
     def rows_of(self, uploads: int) -> int:
         """How many rows the rule itself has: buckets are fewer than uploads."""
@@ -177,7 +186,7 @@ class Combine:
     def check(self, uploads: int) -> None:
         """Refuse so many uploads where the rule cannot do what it says with them."""
         if self.rooted:
-            if self.kept(uploads) > uploads:
+            if self.rule in RATING and self.kept(uploads) > uploads:
                 raise TaskError(
                     f"protocol.combine.keep = {self.keep}: a round may close with {uploads} uploads, and no more than "
                     "these can be taken. Lower it, or raise protocol.combine.minimum."
@@ -200,8 +209,10 @@ class Combine:
 
     def stands(self, uploads: int) -> int:
         """The most lies among so many uploads for which the rule's result stays bounded."""
-        if self.rule == "mean" or self.rooted:
+        if self.rule == "mean" or self.rule in RATING:
             return 0
+        if self.rule == "grouping":
+            return uploads - 1
         times, more = RULES[self.rule]
         most = max(0, (self.rows_of(uploads) - more) // times)
         return most if self.f is None else min(most, self.f)
@@ -217,7 +228,7 @@ class Combine:
             return _trimmed(rows, f)
         if self.rule == "krum":
             return float(rows)
-        if self.rule == "multi-krum" or self.rooted:
+        if self.rule == "multi-krum" or self.rule in RATING:
             return rows / self.kept(uploads)
         if self.rule == "bulyan":
             return rows / (rows - 2 * f - 2) * (math.pi / 2 if f else 1.0)
@@ -483,6 +494,8 @@ def remarks(by: Combine, cohort: int | None) -> tuple[str, ...]:
     """What the rule stands and costs; under masks uploads are the sums of cohorts of so many devices."""
     each, bad = ("upload", "be lies") if cohort is None else ("cohort", "have a liar")
     stands, more = by.stands(by.fewest), math.sqrt(by.inflation(by.uploads))
+    if by.rule == "grouping":
+        return _grouping_remarks(by, each, cohort)
     if by.rooted:
         return _rooted_remarks(by, each, more)
     named = by.rule if by.before is None else f"{by.rule} after {by.before}"
@@ -519,6 +532,26 @@ def _rooted_remarks(by: Combine, each: str, more: float) -> tuple[str, ...]:
     )
 
 
+def _grouping_remarks(by: Combine, each: str, cohort: int | None) -> tuple[str, ...]:
+    """What the default rule looks at, and under masks what small cohorts cost."""
+    rows = count_text(by.rows or 0, "row")
+    told = [
+        f"Rounds of {count_text(by.uploads, each)} are combined by grouping: each {each} is tested for its known noise "
+        f"and its sums, those that pass are grouped, and the group whose model has the least error on up to {rows} of "
+        f"the server's own is taken. It asks no number of liars, and without a lie it takes every {each}. Rows are "
+        "public: attach them with `crowdml task validate --public`. No sample pays for it."
+    ]
+    if cohort is not None:
+        over, devices = math.sqrt(by.uploads), by.uploads * cohort
+        told += [
+            f"Under masks no rule sees a single upload, and one liar spoils its cohort. Where {1 / cohort:.1%} of the "
+            f"devices lie, about a third of the cohorts of {cohort} has no liar. The noise is about {over:.1f} "
+            f"times that of one sum over all {devices:,} devices, and sqrt(3) times as much where a third is taken.",
+            CHEAPEST,
+        ]
+    return tuple(told)
+
+
 def _masked_remarks(by: Combine, cohort: int, stands: int) -> list[str]:
     """Under masks one lie spoils its whole cohort: how many liars that allows, and what small cohorts cost."""
     over = math.sqrt(by.uploads * by.inflation(by.uploads))
@@ -527,6 +560,5 @@ def _masked_remarks(by: Combine, cohort: int, stands: int) -> list[str]:
         f"Under masks no rule sees a single upload: rules combine the sums of cohorts, and one liar spoils its cohort. "
         f"Cohorts of {cohort} stand a share of about {percent_text(share, 2)} liars. The noise is about {over:.1f} "
         f"times that of one sum over all {by.uploads * cohort:,} devices.",
-        "For a share α of liars among n devices, cohorts of about 1/α devices are best, and their noise is about "
-        "sqrt(2.7 n α) times that of one sum.",
+        CHEAPEST,
     ]

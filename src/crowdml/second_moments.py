@@ -26,11 +26,12 @@ from crowdml.privacy.noise import WIDEST
 from crowdml.privacy.polynomials import PolynomialLaplace, coefficients_move
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.rooted import Root, choose_group
 from crowdml.task import Task
 
 __all__ = [
-    "Regression", "check_prices", "label_rows", "moment_rows", "moments_row", "polynomial_row", "predictions",
-    "read_ridge", "scores", "solve_by_rules", "solve_moments", "target_rows",
+    "Regression", "check_prices", "group_uploads", "label_rows", "moment_rows", "moments_row", "polynomial_row",
+    "predictions", "read_ridge", "scores", "solve_by_rules", "solve_moments", "target_rows",
 ]  # fmt: skip
 
 FINEST_CLIP = 2**9
@@ -55,6 +56,11 @@ class Regression(Generic[R]):
     classes: int | None
     label_bound: float
     c: float
+
+    @property
+    def has_constant(self) -> bool:
+        """Whether the last feature is the map's constant."""
+        return bool(self.map_settings.constant)
 
     @property
     def map(self) -> FeatureMap:
@@ -230,3 +236,17 @@ def polynomial_row(task: Task, settings: MapSettings, *, batch: int, promise: st
     adjacency = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
     grid, covers = Grid(Fraction(1, clip)), Rows(0, batch)
     return PolynomialLaplace(clip, features, labels, epsilon, grid, covers, promise, adjacency)
+
+
+def group_uploads(fixed: Regression, uploads: Any, rows: Samples) -> Array:
+    """[M]: 1 for each upload of a round that the rule "grouping" takes, on public root rows (`crowdml.rooted`).
+
+    None is taken where none passes the tests: the round then adds nothing.
+    """
+    row, made = fixed.mechanism, moment_rows(fixed, rows)
+    h, y = (row.steps(part) / row.clip for part in (made[:, : row.features], made[:, row.features :]))
+    root = Root(h, y, fixed.classes is not None, fixed.has_constant)
+    devices = np.asarray(uploads.devices, np.float64)
+    deviation = np.sqrt(devices * float(row.variance)) / row.clip**2
+    moments = np.asarray(uploads.array("moments"), np.float64) / row.clip**2
+    return choose_group(moments, devices * row.covers.size, deviation, root, fixed.c).weights

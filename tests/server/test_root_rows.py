@@ -83,14 +83,14 @@ class Server:
     def now(self) -> str:
         return (START + timedelta(seconds=1)).isoformat()
 
-    def give(self, device: int, *, lie: bool = False, seq: int = 1) -> Any:
-        """The check-in of a device, without noise; a liar turns the order of its classes round."""
+    def give(self, device: int, *, lie: bool = False, seq: int = 1, noise: Any = None) -> Any:
+        """The check-in of a device, without noise where none is named; a liar turns its classes' order round."""
         key = Key.from_secret(bytes([device + 1]) * 32)
         self.store.enrol(bytes(32), key.public, self.now(), [self.task.hash])
         batch = samples(30, device)
         batch = Samples(batch.x, (2 - batch.y).astype(np.int32)) if lie else batch
         offered = self.runner.fold.message
-        turn = check_in(find(self.task), self.task, batch, offered, noise=Silence(), me=key.id)
+        turn = check_in(find(self.task), self.task, batch, offered, noise=noise or Silence(), me=key.id)
         envelope = Envelope(self.task.hash, key.id, frozenset((SERVER,)), seq, turn.message.kind, encode(turn.message))
         (answer,) = self.runner.accept([open_signed(sign(envelope, Statement(("pure 1",), seq, ("pure 1",)), key))])
         return answer
@@ -225,6 +225,21 @@ def test_a_server_that_is_killed_between_scoring_and_publishing_publishes_one_ch
         server.runner.closing.ring()
     assert (server.runner.offer.version, server.spent, len(server.released)) == (1, Fraction(1, 2), 1)
     assert journalled in ([], server.released)
+
+
+def test_the_uploads_that_a_group_has_are_in_the_journal_and_a_replay_needs_no_rows(store: Store, tmp_path: Path):
+    server = Server(store, settled(parse(TEXT.replace("keep = 2, ", "").format(
+        combine='rule = "grouping"', labels=CLASSES, rows=12))))  # fmt: skip
+    server.attach(None, None)
+    for device in range(4):
+        server.give(device, noise=SystemSource())
+    assert server.runner.closing.failure is None
+    assert server.released == [{"taken": [2**24] * 4}]
+    offered = server.runner.offer.body
+    assert server.runner.offer.version == 1
+    detach(store, server.task.hash)
+    assert server.start().offer.body == offered
+    assert server.replayed(tmp_path / "told") == offered
 
 
 def test_where_the_budget_is_spent_the_round_waits_and_nothing_is_drawn(store: Store):

@@ -39,6 +39,7 @@ from crowdml.robust import Combine
 from crowdml.second_moments import (
     Regression,
     check_prices,
+    group_uploads,
     moment_rows,
     moments_row,
     predictions,
@@ -164,6 +165,11 @@ def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
     return Step(after, (Publish(Fitted(weights, rounds)), *stops))
 
 
+def take_group(task: Task, uploads: Any, rows: Samples) -> Array:
+    """[M]: which uploads of a round the rule "grouping" takes, on public rows of the server's."""
+    return group_uploads(plan(task), uploads, rows)
+
+
 def fits(shape: Shape, masked: bool) -> str | None:
     """It has a masked form alone."""
     return None if masked else "gram lets a sum over a crowd out and no device's own moments: it needs masks."
@@ -179,7 +185,7 @@ def advise(task: Task, shape: Shape | None) -> Task:
 
 
 device = device_role(Moments, Fitted, contribute)
-server = Role(start=publish_initial, on=heard_by(Moments, fit))
+server = Role(start=publish_initial, on=heard_by(Moments, fit, grouped=take_group))
 protocol = Protocol(
     "gram",
     device,

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, struct
+from crowdml.arrays import Array, Integers, Samples, struct
 from crowdml.channels import contribution, heard_by
 from crowdml.errors import TaskError
 from crowdml.features.maps import MapSettings
@@ -37,6 +37,7 @@ from crowdml.robust import Combine
 from crowdml.second_moments import (
     Regression,
     check_prices,
+    group_uploads,
     moment_rows,
     moments_row,
     polynomial_row,
@@ -173,6 +174,11 @@ def try_alone(task: Task, state: Learned, upload: Any, ctx: Context) -> Step[Lea
     return Step(Learned(moments, state.devices, state.rounds, weights))
 
 
+def take_group(task: Task, uploads: Any, rows: Samples) -> Array:
+    """[M]: which uploads of a round the rule "grouping" takes, on public rows of the server's."""
+    return group_uploads(plan(task).regression, uploads, rows)
+
+
 def fits(shape: Shape, masked: bool) -> str | None:
     """It has no masked form, and nobody chooses a rule in a task's place."""
     if masked:
@@ -181,7 +187,7 @@ def fits(shape: Shape, masked: bool) -> str | None:
 
 
 device = device_role(Moments, Fitted, contribute)
-server = Role(start=publish_initial, on=heard_by(Moments, fit, tried=try_alone))
+server = Role(start=publish_initial, on=heard_by(Moments, fit, tried=try_alone, grouped=take_group))
 protocol = Protocol(
     "secprobe",
     device,

@@ -1,0 +1,570 @@
+"""Rules that look at public root rows: which uploads of second moments to trust, however many of them are lies.
+
+The default rule, `choose_group`, asks no number of liars. It knows the noise of an upload, and that honest uploads sum
+moments of samples like the root rows:
+
+1. Each upload is tested by itself: for what its samples add up to, its noise, and for being a copy of another.
+2. What is left of an upload after the root rows' class means is compared with the others. A group is split in two while
+   its spread is larger than the known noise explains, as a matrix of noise alone has no singular value beyond the sum
+   of the roots of its sides.
+3. The model of each group is solved, and tried on the root rows. The least error wins. Of groups that the root rows
+   cannot tell apart, the one that is nearest to them wins, and of those the larger.
+
+Root rows score and choose. None of their labels is in the model: the result is a sum of uploads. Uploads are released
+and root rows are public, so all of this is post-processing and costs nobody anything. Arrays in, arrays out; NumPy, as
+moments are multiplied in 64 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from crowdml.arrays import Array, Integers, namespace
+from crowdml.errors import TaskError
+from crowdml.models.ridge import predict, solve
+from crowdml.privacy.moments import split
+
+__all__ = ["REASONS", "Chosen", "Root", "choose_group", "fltrust", "prepare", "refuse_uploads", "top", "zeno"]
+
+DEVIATIONS = 5.0
+"""Standard deviations of its known noise by which what an upload adds up to may be off."""
+EXCESS = 6.0
+"""How many times as far (squared) from the root rows an honest upload may be as chance takes these from the crowd: they
+need not be drawn from it. The first 240 images of MNIST are up to 3.9 times as far from devices of two classes."""
+NEARLY = 1.25
+"""Groups are as far from the root rows as each other up to this factor, and what noise makes of it."""
+LEAST_EXCESS = 0.25
+"""A group that is nearer to the root rows than this share of what chance allows repeats them."""
+FEWEST = 2
+"""Root rows of each class, so that they have a spread."""
+EDGE = 4.0
+"""How many fluctuations of noise's largest singular value a group may be spread beyond its mean."""
+MOST_GROUPS = 32
+"""Splits end here: each group is solved for, and liars could ask for many."""
+
+REASONS: tuple[str, ...] = ("accepted", "not finite", "size", "labels", "counts", "noise", "copy", "another group",
+                            "root rows")  # fmt: skip
+"""Why an upload is not in the result, by number: 0 of those that are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """Public rows as an upload's device would give them: features [R, d] of norm at most one, as the mechanism rounds
+    them, and labels [R, C], a 1 in the place of the class, or one number."""
+
+    features: Array
+    labels: Array
+    classes: bool
+    constant: bool = True
+    """Whether the last feature is the map's constant: then the sums of labels are known twice."""
+
+    def __post_init__(self) -> None:
+        if len(self.features) != len(self.labels) or len(self.features) < FEWEST:
+            raise TaskError(
+                f"{len(self.features)} root rows with {len(self.labels)} labels: there must be as many, at least "
+                f"{FEWEST}."
+            )
+        if not (np.isfinite(self.features).all() and np.isfinite(self.labels).all()):
+            raise TaskError("a root row holds a number that is not finite: name other public rows.")
+        few = [place for place, rows in enumerate(self.strata) if len(rows) < FEWEST]
+        if few:
+            raise TaskError(
+                f"of class {few[0]} there are {len(self.strata[few[0]])} root rows: a rule that looks at root rows "
+                f"needs at least {FEWEST} of each class. Name more public rows."
+            )
+
+    @property
+    def width(self) -> int:
+        return self.features.shape[1]
+
+    @cached_property
+    def strata(self) -> list[Integers]:
+        """The rows of each class; all of them where labels are numbers."""
+        if not self.classes:
+            return [np.arange(len(self.features))]
+        whose = self.labels.argmax(1)
+        return [np.flatnonzero(whose == each) for each in range(self.labels.shape[1])]
+
+    @cached_property
+    def facts(self) -> list[Stratum]:
+        """What the rows of each class tell of its moments."""
+        return [Stratum.of(self.features[rows], self.labels[rows]) for rows in self.strata]
+
+    def error(self, weights: Array) -> float:
+        """The share of root rows that a model takes for another class, or the mean square of what it is off."""
+        if self.classes:
+            return float((predict(weights, self.features, weights.shape[1]) != self.labels.argmax(1)).mean())
+        return float(((self.features @ weights - self.labels) ** 2).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Stratum:
+    """Means of moments over the root rows of one class, and how far chance takes them from the crowd's."""
+
+    cross: Array  # [d, C]
+    gram: Array  # [d, d]
+    size: float
+    """The squared norm of the crowd's mean of features times labels, without bias."""
+    cross_spread: float
+    gram_spread: float
+    """The squared distance of one sample's moments from their mean, in the norm of the noise."""
+    rows: int
+    wobble: float
+    """The standard deviation of a count of the class by projection, over the count, from the chance of root rows."""
+
+    @staticmethod
+    def of(h: Array, y: Array) -> Stratum:
+        rows = len(h)
+        pairs, same = h @ h.T, y @ y.T
+        products, squares = pairs * same, pairs**2
+        others = rows * (rows - 1)
+        size = max(float((products.sum() - products.trace()) / others), 1e-3 * float(products.trace()) / rows)
+        cross_spread = max(float(products.trace()) / rows - size, 1e-9)
+        gram_spread = max(float(squares.trace()) / rows - float(squares.sum() - squares.trace()) / others, 1e-9)
+        along = products.sum(1) / rows / size
+        wobble = float(along.std(ddof=1)) / math.sqrt(rows)
+        return Stratum(h.T @ y / rows, h.T @ h / rows, size, cross_spread, gram_spread, rows, wobble)
+
+
+@dataclass(frozen=True, eq=False)
+class Uploads:
+    """Uploads of second moments in whitened form, as `prepare` makes them."""
+
+    moments: Array  # [M, L], in units of one sample
+    samples: Array  # [M]
+    deviation: Array
+    """[M]: the standard deviation of an upload's noise on the diagonal, in the same units."""
+    counts: Array  # [M, K]: how many samples of each stratum an upload seems to have
+    cross: Array  # [M, d C] less what root rows explain, over the noise
+    gram: Array  # [M, d (d + 1) / 2], likewise
+    finite: Array  # [M]
+
+    @property
+    def scaled(self) -> Array:
+        """[M, K]: counts in units of each upload's own noise."""
+        return self.counts / self.deviation[:, None]
+
+
+def prepare(moments: Array, samples: Array, deviation: Array | float, root: Root) -> Uploads:
+    """Uploads [M, L] less what the root rows' class means explain of each of them, in units of the noise."""
+    d, labels = root.width, root.labels.shape[1]
+    length = d * (d + 1) // 2
+    if moments.ndim != 2 or moments.shape[1] != length + d * labels:
+        raise TaskError(
+            f"uploads of {moments.shape[1:]} numbers, and root rows with {d} features and {labels} labels: they must "
+            f"be of one task, which has {length + d * labels}."
+        )
+    deviation = np.broadcast_to(np.asarray(deviation, np.float64), len(moments))
+    if not (deviation > 0).all():
+        raise TaskError("uploads without noise: their noise is what this rule tests. Take another rule.")
+    finite = np.isfinite(moments).all(1)
+    moments = np.where(finite[:, None], moments, 0.0)
+    cross, gram = moments[:, length:], moments[:, :length]
+    facts = root.facts
+    means = np.stack([each.cross.reshape(-1) for each in facts])
+    if root.classes:
+        counts = cross @ means.T / np.array([each.size for each in facts])
+    else:
+        counts = np.asarray(samples, np.float64)[:, None]
+    scale = _scale(d)
+    flat = np.stack([flatten(each.gram) for each in facts])
+    left = (cross - counts @ means) / deviation[:, None]
+    rest = (gram - counts @ flat) * (scale / deviation[:, None])
+    return Uploads(moments, np.asarray(samples, np.float64), deviation, counts, left, rest, finite)
+
+
+def flatten(gram: Array) -> Array:
+    """A symmetric matrix as a vector: its diagonal, then what is above it row by row."""
+    return np.concatenate([np.diagonal(gram), gram[np.triu_indices(len(gram), 1)]])
+
+
+def _scale(d: int) -> Array:
+    """By what entries are multiplied so that their noise is alike: off the diagonal it has half the variance."""
+    return np.concatenate([np.ones(d), np.full(d * (d - 1) // 2, math.sqrt(2.0))])
+
+
+# --- each upload by itself ---
+
+
+def refuse_uploads(uploads: Uploads, root: Root) -> Integers:
+    """[M]: 0 for an upload that may be honest, else the number of the reason why not, of `REASONS`.
+
+    Each test knows the noise, so it asks for no honest neighbours.
+    """
+    d, labels, s = root.width, root.labels.shape[1], uploads.deviation
+    samples, counts = uploads.samples, uploads.counts
+    norms = (root.features**2).sum(1)
+    trace = uploads.moments[:, :d].sum(1)
+    spread = norms.std() * (1 / math.sqrt(len(norms)) + 1 / np.sqrt(samples))
+    size = abs(trace - samples * norms.mean()) > DEVIATIONS * (s * math.sqrt(d) + samples * spread) + 0.01 * samples
+    tests = [~uploads.finite, size]
+    if root.classes and root.constant:
+        tests.append(_mislabelled(uploads, root))
+    else:
+        tests.append(np.zeros(len(samples), bool))
+    tests.append(_miscounted(uploads, root))
+    spreads = np.array([[each.cross_spread, each.gram_spread] for each in root.facts])
+    rows = np.array([each.rows for each in root.facts])
+    away = (counts**2 / rows + np.maximum(counts, 0)) @ spreads / s[:, None] ** 2  # [M, 2] in units of the noise
+    noisy = np.zeros(len(samples), bool)
+    for part, free, excess in ((uploads.cross, d * labels, away[:, 0]), (uploads.gram, d * (d + 1) // 2, away[:, 1])):
+        energy = (part**2).sum(1)
+        chance = DEVIATIONS * np.sqrt(2 * free + 4 * excess)
+        noisy |= (energy < free - chance) | (energy > free + EXCESS * excess + chance)
+    tests.append(noisy)
+    found = np.zeros(len(samples), np.int64)
+    for reason, failed in reversed(list(enumerate(tests, start=1))):
+        found[failed] = reason
+    return _copies(uploads, found)
+
+
+def _mislabelled(uploads: Uploads, root: Root) -> Array:
+    """Whether the sums of labels differ from what the constant feature says of the features' sum."""
+    d, labels = root.width, root.labels.shape[1]
+    k = float(root.features[0, -1])
+    above = np.zeros((d, d), np.int64)
+    above[np.triu_indices(d, 1)] = d + np.arange(d * (d - 1) // 2)
+    cross = uploads.moments[:, d * (d + 1) // 2 :].reshape(-1, d, labels).sum(2)
+    apart = uploads.moments[:, above[: d - 1, d - 1]] - k * cross[:, : d - 1]
+    energy = (apart**2).sum(1) / (uploads.deviation**2 * (0.5 + k * k * labels))
+    return abs(energy - (d - 1)) > DEVIATIONS * math.sqrt(2 * (d - 1))
+
+
+def _miscounted(uploads: Uploads, root: Root) -> Array:
+    """Whether a class has fewer samples than none, or all of them together other than the upload says."""
+    if not root.classes:
+        return np.zeros(len(uploads.samples), bool)
+    own = uploads.deviation[:, None] / np.sqrt([each.size for each in root.facts])
+    wobble = np.array([each.wobble for each in root.facts])
+    unsure = own + abs(uploads.counts) * wobble
+    total = np.sqrt((own**2 + (uploads.counts * wobble) ** 2).sum(1)) + 0.02 * uploads.samples
+    return (uploads.counts < -DEVIATIONS * unsure).any(1) | (
+        abs(uploads.counts.sum(1) - uploads.samples) > DEVIATIONS * total
+    )
+
+
+def _copies(uploads: Uploads, found: Integers) -> Integers:
+    """The same reasons, and "copy" for all but the first of uploads that have noise in common: two honest ones are at
+    least as far apart as their noise takes them."""
+    there = np.flatnonzero(found == 0)
+    wide = np.concatenate([uploads.cross[there], uploads.gram[there]], axis=1).astype(np.float32)
+    lengths, free = (wide**2).sum(1, dtype=np.float64), wide.shape[1]
+    apart = lengths[:, None] + lengths[None] - 2 * (wide @ wide.T)
+    alike = np.triu(apart < 2 * free - DEVIATIONS * math.sqrt(8 * free), 1)
+    after, gone = found.copy(), np.zeros(len(there), bool)
+    for place in range(len(there)):
+        if not gone[place]:
+            gone |= alike[place]
+    after[there[gone]] = REASONS.index("copy")
+    return after
+
+
+# --- groups ---
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Uploads in a space where noise has variance one: their products [M, M], the number of dimensions, and the part of
+    a stratum's sampling error that one dimension has."""
+
+    products: Array
+    free: int
+    prior: Array  # [K]
+
+
+def views(uploads: Uploads, root: Root) -> list[View]:
+    """Two looks at what is left of the uploads: all of it that a linear model reads, and its part along the root rows'
+    class means, where the noise is that of a few numbers."""
+    d, labels, s = root.width, root.labels.shape[1], float(np.median(uploads.deviation))
+    means = np.concatenate([each.cross for each in root.facts], axis=1)
+    basis = _orthonormal(means)
+    gram, cross = (sum(each.rows * part for each, part in zip(root.facts, parts, strict=True))
+                   for parts in ([f.gram for f in root.facts], [f.cross for f in root.facts]))  # fmt: skip
+    share = float(np.median(uploads.samples)) / len(root.features)
+    reads = _orthonormal(solve(share * gram, share * cross, s))
+    own = uploads.gram / _scale(d)
+    matrices = np.stack([split(np.append(row, np.zeros(d)), d, 1)[0] for row in own])
+    h, y = root.features, root.labels
+    seen = _coordinates(uploads.cross.reshape(-1, d, labels), matrices @ reads, basis, reads)
+    rows = _coordinates(h[:, :, None] * y[:, None], h[:, :, None] * (h @ reads)[:, None], basis, reads)
+    q = reads.shape[1]
+    free = (d * labels + q * (q + 1) // 2 + (d - q) * q, basis.shape[1] * labels + q * (q + 1) // 2)
+    return [_view(*each, uploads, root) for each in zip(seen, rows, free, strict=True)]
+
+
+def _coordinates(cross: Array, read: Array, basis: Array, reads: Array) -> tuple[Array, Array]:
+    """Both looks at cross [n, d, C] and at gram times `reads` [n, d, q], each entry with noise of variance one and none
+    with that of another: a symmetric matrix has the same law in any basis."""
+    count, q = len(cross), reads.shape[1]
+    inner = reads.T @ read
+    outer = (read - reads @ inner) * math.sqrt(2.0)
+    rows, columns = np.triu_indices(q)
+    upper = inner[:, rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2.0))
+    low = np.concatenate([(basis.T @ cross).reshape(count, -1), upper], axis=1)
+    return np.concatenate([cross.reshape(count, -1), upper, outer.reshape(count, -1)], axis=1), low
+
+
+def _orthonormal(columns: Array) -> Array:
+    left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+    return left[:, sizes > 1e-6 * sizes[0]]
+
+
+def _view(seen: Array, rows: Array, free: int, uploads: Uploads, root: Root) -> View:
+    prior, within = [], np.zeros_like(rows)
+    for mine in root.strata:
+        within[mine] = rows[mine] - rows[mine].mean(0)
+        prior.append((within[mine] ** 2).sum() / (len(mine) - 1) / len(mine) / free)
+    # Uploads differ by their samples, too. That is no noise, and lies along what root rows differ by.
+    many = float(np.median(uploads.samples / uploads.deviation**2)) / max(1, len(rows) - len(root.strata))
+    small = within @ within.T
+    values, vectors = np.linalg.eigh(small)
+    values = values.clip(min=0.0)
+    along = seen @ within.T @ vectors  # [M, R]: each is sqrt(value) times a coordinate
+    held = values > 1e-9 * max(values.max(), 1e-30)
+    shrunk = np.where(held, 1 / (1 + many * values) - 1, 0.0) / np.maximum(values, 1e-30)
+    return View(seen @ seen.T + (along * shrunk) @ along.T, free, np.maximum(EXCESS * np.asarray(prior), 1e-12))
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What a group's uploads have in common, per sample of each stratum: `of` [K, k] makes it of the members' rows."""
+
+    members: Integers
+    of: Array
+
+    @staticmethod
+    def make(members: Integers, counts: Array, view: View) -> Fit:
+        mine = counts[members]
+        return Fit(members, np.linalg.solve(mine.T @ mine + np.diag(1 / view.prior), mine.T))
+
+    def left(self, counts: Array, view: View) -> Array:
+        """[k, k]: products of what is left of the members."""
+        keep = np.eye(len(self.members)) - counts[self.members] @ self.of
+        return keep @ view.products[np.ix_(self.members, self.members)] @ keep.T
+
+    def far(self, counts: Array, view: View) -> Array:
+        """[M]: the squared distance of each upload from the group, less what the noise of the group adds to it; of a
+        member, from the group without it."""
+        weights = counts @ self.of  # [M, k]
+        inner = view.products[:, self.members]
+        apart = view.products.diagonal() - 2 * (weights * inner).sum(1)
+        apart = apart + ((weights @ view.products[np.ix_(self.members, self.members)]) * weights).sum(1)
+        spread, place = (weights**2).sum(1), np.arange(len(self.members))
+        own = weights[self.members, place].clip(max=0.999)
+        apart[self.members] /= (1 - own) ** 2
+        spread[self.members] = (spread[self.members] - own**2) / (1 - own) ** 2
+        return apart - view.free * spread
+
+
+def largest_of_noise(rows: int, columns: int) -> float:
+    """The largest squared singular value that a matrix of unit noise has, but for rare ones."""
+    edge = math.sqrt(rows) + math.sqrt(columns)
+    return edge**2 + EDGE * edge * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** (1 / 3)
+
+
+def group(members: Integers, counts: Array, looks: Sequence[View]) -> list[Integers]:
+    """Split a group in two, and its halves again, while its spread is more than the noise explains."""
+    open_, done = [members], []
+    while open_ and len(open_) + len(done) < MOST_GROUPS:
+        here = open_.pop(0)
+        halves = _halves(here, counts, looks)
+        (done if halves is None else open_).extend([here] if halves is None else halves)
+    return done + open_
+
+
+def _halves(members: Integers, counts: Array, looks: Sequence[View]) -> list[Integers] | None:
+    """The two parts of a group along its largest spread; None where that is noise."""
+    if len(members) < 2:
+        return None
+    most, along = 1.0, None
+    for view in looks:
+        left = Fit.make(members, counts, view).left(counts, view)
+        values, vectors = np.linalg.eigh(left)
+        over = values[-1] / largest_of_noise(len(members), view.free)
+        if over > most:
+            most, along = over, vectors[:, -1]
+    if along is None:
+        return None
+    order = np.argsort(along, kind="stable")
+    line = along[order]
+    before = np.arange(1, len(line))
+    sums = np.cumsum(line)
+    between = sums[:-1] ** 2 / before + (sums[-1] - sums[:-1]) ** 2 / (len(line) - before)
+    cut = int(np.argmax(between)) + 1
+    return [np.sort(members[order[:cut]]), np.sort(members[order[cut:]])]
+
+
+def _settle(groups: list[Integers], counts: Array, view: View, times: int = 3) -> list[Integers]:
+    """Each upload to the group that it is nearest to, a few times over."""
+    everyone = np.sort(np.concatenate(groups))
+    for _ in range(times):
+        far = np.stack([Fit.make(each, counts, view).far(counts, view) for each in groups])
+        nearest = far[:, everyone].argmin(0)
+        groups = [everyone[nearest == place] for place in range(len(groups))]
+        groups = [each for each in groups if len(each)]
+    return groups
+
+
+def _with_neighbours(groups: list[Integers], counts: Array, view: View) -> list[Integers]:
+    """Each group with the uploads of others that are as near to it: they hold none of the classes in which the groups
+    differ."""
+    if len(groups) < 2:
+        return []
+    everyone = np.sort(np.concatenate(groups))
+    far = np.stack([Fit.make(each, counts, view).far(counts, view) for each in groups])[:, everyone]
+    near = far <= far.min(0) + 2
+    return [everyone[each] for each in near]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a group's sum is from the root rows' means, squared, over what chance takes these from the crowd."""
+
+    ratio: float
+    unsure: float
+    """Its standard deviation, from the noise of the uploads."""
+
+    @staticmethod
+    def of(members: Integers, uploads: Uploads, root: Root) -> Distance:
+        """That of features times labels, or of products of features, whichever is farther."""
+        counts, size = uploads.scaled[members].sum(0), len(members)
+        found: list[tuple[float, float]] = []
+        for part, spreads in (
+            (uploads.cross, [each.cross_spread for each in root.facts]),
+            (uploads.gram, [each.gram_spread for each in root.facts]),
+        ):
+            free, rows = part.shape[1], np.array([each.rows for each in root.facts])
+            chance = float((counts**2 * spreads / rows).sum())
+            apart = float((part[members].sum(0) ** 2).sum()) - size * free
+            found.append((apart / chance, size * math.sqrt(2 * free) / chance))
+        return Distance(*max(found))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the sum is nearer to the root rows than another crowd's can be: liars who know the root rows send
+        them, and then the model of their group has no error on these."""
+        return self.ratio + DEVIATIONS * self.unsure < LEAST_EXCESS
+
+
+# --- the rule ---
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Which uploads a rule took, and why it left out the others."""
+
+    weights: Array  # [M]: 1 for an upload that is in the sum
+    reasons: Integers  # [M], of REASONS
+    error: float
+    """That of the model on root rows: it chose among groups, so it promises nothing for other rows. Infinite where
+    nothing was taken."""
+    groups: int
+    """How many groups were tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A group, and what the root rows say of it."""
+
+    members: Integers
+    error: float
+    distance: Distance
+    samples: float
+
+
+def _best(groups: Sequence[Candidate], rows: int, classes: bool) -> Candidate:
+    """The group with the least error on the root rows. Of those that so few rows cannot tell from it, the one that is
+    nearest to these rows, as a lie may stay where no root row looks; and of those that are as near, the larger."""
+    least = min(each.error for each in groups)
+    unsure = math.sqrt(least * (1 - least) / rows) if classes else least * math.sqrt(2 / rows)
+    equal = [each for each in groups if each.error <= least + unsure]
+    nearest = min(equal, key=lambda each: each.distance.ratio)
+    near = [
+        each
+        for each in equal
+        if each.distance.ratio - each.distance.unsure <= NEARLY * nearest.distance.ratio + nearest.distance.unsure
+    ]
+    return max(near, key=lambda each: (each.samples, -each.error, tuple(-each.members)))
+
+
+def choose_group(moments: Array, samples: Array, deviation: Array | float, root: Root, ridge: float) -> Chosen:
+    """The default rule: test uploads [M, L], group them, and take the group whose model does best on the root rows.
+
+    `samples` [M] is how many each upload sums, `deviation` the standard deviation of its noise on the diagonal, in the
+    units of a sample's moments, and `ridge` the c of the model's ridge. Nothing is taken where nothing passes.
+    """
+    uploads = prepare(np.asarray(moments, np.float64), np.asarray(samples), deviation, root)
+    reasons = refuse_uploads(uploads, root)
+    there = np.flatnonzero(reasons == 0)
+    if not len(there):
+        return Chosen(np.zeros(len(reasons)), reasons, math.inf, 0)
+    looks = views(uploads, root)
+    groups = group(there, uploads.scaled, looks)
+    groups = _settle(groups, uploads.scaled, looks[0]) if len(groups) > 1 else groups
+    tried = {each.tobytes(): each for each in [*groups, *_with_neighbours(groups, uploads.scaled, looks[0])]}
+    after, open_ = reasons.copy(), list[Candidate]()
+    for each in tried.values():
+        distance = Distance.of(each, uploads, root)
+        if distance.repeats:
+            after[each] = REASONS.index("root rows")
+            continue
+        gram, cross = split(uploads.moments[each].sum(0), root.width, root.labels.shape[1])
+        error = root.error(solve(gram, cross, math.sqrt((uploads.deviation[each] ** 2).sum()), ridge))
+        open_.append(Candidate(each, error, distance, float(uploads.samples[each].sum())))
+    if not open_:
+        return Chosen(np.zeros(len(reasons)), after, math.inf, len(tried))
+    best = _best(open_, len(root.features), root.classes)
+    members = best.members
+    others = np.setdiff1d(there, members)
+    after[members], after[others[after[others] == 0]] = 0, REASONS.index("another group")
+    weights = np.zeros(len(reasons))
+    weights[members] = 1.0
+    return Chosen(weights, after, best.error, len(tried))
+
+
+# --- rules of others, for updates of any protocol ---
+
+
+def top(scores: Array, keep: int) -> Array:
+    """[M]: the weights of a mean of the `keep` uploads with the highest scores; of equals, those that came first.
+
+    Whoever knows the root rows can say what scores well on them and is wrong elsewhere: `choose_group` does not rest on
+    scores alone.
+    """
+    if not 1 <= keep <= len(scores):
+        raise TaskError(f"keep = {keep} of {len(scores)} uploads: at least 1, and no more than there are.")
+    xp = namespace(scores)
+    if xp is np and not np.isfinite(scores).all():
+        raise TaskError("a score is not finite: nothing can be chosen by it. Look at the rows that were scored.")
+    order = np.argsort(-scores, kind="stable") if xp is np else xp.argsort(-scores, stable=True)
+    place = np.argsort(order) if xp is np else xp.argsort(order)
+    return (place < keep) / keep
+
+
+def fltrust(rows: Array, own: Array) -> Array:
+    """[M]: weights by FLTrust (Cao et al. 2021): uploads [M, d] count by their cosine with the server's own update [d],
+    none below zero, each brought to the length of it. All zero where no upload points along it."""
+    xp = namespace(rows, own)
+    lengths, mine = xp.sqrt((rows**2).sum(1)), xp.sqrt((own**2).sum())
+    if xp is np and not mine > 0:
+        raise TaskError("the server's own update is zero, and FLTrust compares uploads with it. Name other root rows.")
+    cosines = xp.maximum(rows @ own / xp.maximum(lengths * mine, 1e-30), 0)
+    return cosines * mine / xp.maximum(lengths, 1e-30) / xp.maximum(cosines.sum(), 1e-30)
+
+
+def zeno(row: Array, own: Array, *, rate: float, rho: float, slack: float) -> tuple[Array, Array]:
+    """Zeno++ (Xie et al. 2020), for uploads one by one: whether to take an upload, and the upload at the length of the
+    server's own gradient `own`, which may be a little old.
+
+    It is taken where rate <own, row> - rho |row|^2 >= -rate slack.
+    """
+    if not (rate > 0 and rho >= 0 and slack >= 0):
+        raise TaskError(f"Zeno++ with rate = {rate:g}, rho = {rho:g}, slack = {slack:g}: above 0, and at least 0.")
+    xp = namespace(row, own)
+    scaled = row * xp.sqrt((own**2).sum()) / xp.maximum(xp.sqrt((row**2).sum()), 1e-30)
+    return rate * (own * scaled).sum() - rho * (scaled**2).sum() >= -rate * slack, scaled
