@@ -62,6 +62,7 @@ KEYS = {
     "ours/local-updates-frontier": {"synthetic-200", "synthetic-200-silent"},
     "ours/masked-tuning": {"masked-e10"},
     "ours/mnist-frontier": {"gram-sample", "no-privacy", "public-only"},
+    "ours/robustness": {"silos-default", "silos-median", "crowd-default", "root-only"},
     "ours/protocols": {"sgd-local", "sgd-masked", "gram", "local-mlp-device", "gram-seconds"},
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from crowdml.arrays import Samples
 from crowdml.attacks import Attackers
-from crowdml.channels import Stacked, combined, weigh_uploads
+from crowdml.channels import Gathered, Stacked, combined, weigh_uploads
 from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
 from crowdml.privacy.mechanisms import FromPublic
@@ -79,7 +79,7 @@ def test_the_sum_has_the_devices_that_were_taken_and_no_others():
     length = gram.plan(task).mechanism.length
     rows = np.arange(4)[:, None] * np.ones((1, length), np.int64)
     uploads = Stacked({"moments": rows}, np.array([5, 4, 5, 3], np.int32))
-    total = combined(gram.Moments, task, _Round(uploads), None, np.array([0.0, 1.0, 0.0, 1.0]))
+    total = combined(gram.Moments, task, Gathered(0, uploads), None, np.array([0.0, 1.0, 0.0, 1.0]))
     assert int(total.devices) == 7
     np.testing.assert_array_equal(total.moments.value, np.full(length, 1 + 3))
 
@@ -107,21 +107,12 @@ def test_what_is_known_of_root_rows_passes_the_door_and_is_the_choice_alone():
         seen.append(rows)
         return np.zeros(uploads.count)
 
-    found = weigh_uploads(gram.Moments, task, None, _Round(uploads), context, None, grouped)
+    found = weigh_uploads(gram.Moments, task, None, Gathered(0, uploads), context, None, grouped)
     assert found is not None
     assert found.tolist() == [1.0, 0.0, 1.0]  # what the door let out, as in a replay, and not what was computed
     assert [name for name, _ in passed] == ["taken"]
     assert passed[0][1].shape == (1, 24)
     assert isinstance(find(task).server_mechanisms(task)["taken"], FromPublic)
-
-
-class _Round:
-    """A closed round."""
-
-    round = 0
-
-    def __init__(self, uploads: Any) -> None:
-        self.uploads = uploads
 
 
 def test_a_study_is_told_what_it_costs_before_it_starts():

@@ -108,6 +108,9 @@ FIGURES: dict[str, FigureSpec] = {
         FigureSpec(
             "ours/defaults", "How the rules for defaults were found", ("activity", "adult"), "defaults.defaults"
         ),
+        FigureSpec(
+            "ours/robustness", "Worst error over the share of liars", ("mnist-pixels",), "robustness.robustness"
+        ),
         FigureSpec("ours/protocols", "Every protocol on the same digits", ("mnist",), "frontiers.protocols"),
         FigureSpec(
             "ours/masked-tuning",
