@@ -38,6 +38,8 @@ KEYS = {
     "guo/tuning": {"sound-e0.1"},
     "hamm2017/fig2": {"laplace-c1-sd0.01", "gaussian-c1-sd1", "by-rate-c1", "clipped-c1", "sound", "public-only"},
     "hamm2017/devices": {"crowd", "alone", "crowd-private", "public-only"},
+    "zhao/table2": {"rounds-printed", "rounds-share-0.95", "rounds-sound", "mre-quiet", "mre-noisy", "constant-sound"},
+    "zhao/fig8": {"quiet-usual", "quiet-special", "sound-usual", "sound-special", "constant", "constant-special"},
     "zhao/fig9": {"noisy-main", "quiet-main", "root-main", "mean-main", "root-share", "root-crowd", "dssgd", "csdp"},
     "zhao/fig10": {"noisy", "quiet", "quiet-top", "mean", "krum", "root", "averaged-noisy", "public-only", "constant"},
     "zhao/table1": {"census-baseline", "census-clipped", "census-truncated", "census-sound", "constant", "public-only"},

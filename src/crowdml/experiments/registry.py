@@ -77,6 +77,8 @@ FIGURES: dict[str, FigureSpec] = {
         FigureSpec("hamm2017/fig2", "A network under noise of a stated deviation", _MNIST, "hamm2017.fig2"),
         FigureSpec("hamm2017/devices", "Eighty devices, about ten at a time", ("mnist",), "hamm2017.devices"),
         FigureSpec("zhao/table1", "What cutting the loss costs", ("census", "mnist"), "zhao.table1"),
+        FigureSpec("zhao/table2", "Rounds by the iterations of a round", ("census",), "zhao.table2"),
+        FigureSpec("zhao/fig8", "What the validation rows do not cover", ("census",), "zhao.fig8"),
         FigureSpec("zhao/fig9", "Unreliable participants", ("census",), "unreliable.fig9"),
         FigureSpec("zhao/fig10", "Malicious participants", ("census",), "unreliable.fig10"),
         FigureSpec("sachweh/fig2", "Label proportions by batch size and by clusters", ("scats",), "sachweh.fig2"),
