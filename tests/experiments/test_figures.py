@@ -40,6 +40,7 @@ KEYS = {
     "hamm2017/devices": {"crowd", "alone", "crowd-private", "public-only"},
     "zhao/table2": {"rounds-printed", "rounds-share-0.95", "rounds-sound", "mre-quiet", "mre-noisy", "constant-sound"},
     "zhao/fig8": {"quiet-usual", "quiet-special", "sound-usual", "sound-special", "constant", "constant-special"},
+    "zhao/fig7": {"sound", "public-only", "constant", "quiet-r1", "noisy-r4"},
     "zhao/fig9": {"noisy-main", "quiet-main", "root-main", "mean-main", "root-share", "root-crowd", "dssgd", "csdp"},
     "zhao/fig10": {"noisy", "quiet", "quiet-top", "mean", "krum", "root", "averaged-noisy", "public-only", "constant"},
     "zhao/table1": {"census-baseline", "census-clipped", "census-truncated", "census-sound", "constant", "public-only"},

@@ -78,6 +78,7 @@ FIGURES: dict[str, FigureSpec] = {
         FigureSpec("hamm2017/devices", "Eighty devices, about ten at a time", ("mnist",), "hamm2017.devices"),
         FigureSpec("zhao/table1", "What cutting the loss costs", ("census", "mnist"), "zhao.table1"),
         FigureSpec("zhao/table2", "Rounds by the iterations of a round", ("census",), "zhao.table2"),
+        FigureSpec("zhao/fig7", "The effect of parallelism", ("census",), "zhao.fig7"),
         FigureSpec("zhao/fig8", "What the validation rows do not cover", ("census",), "zhao.fig8"),
         FigureSpec("zhao/fig9", "Unreliable participants", ("census",), "unreliable.fig9"),
         FigureSpec("zhao/fig10", "Malicious participants", ("census",), "unreliable.fig10"),
