@@ -24,6 +24,7 @@ from crowdml.protocols import find, secprobe, settled
 from crowdml.second_moments import target_rows
 from crowdml.sim.run import close_turn
 from crowdml.sim.studies import simulate
+from crowdml.sim.trial import Deal
 from crowdml.sim.world import Delay
 from crowdml.task import Task, parse
 from crowdml.turn import check_in, first_turn
@@ -181,6 +182,7 @@ def test_rows_are_set_apart_for_the_server_and_no_device_holds_them(digits: Any)
     rows = study.runs[0].schedule
     assert study.scores[0] > 0.8
     assert len(rows) * 20 <= len(digits.y_train) - 200
+    assert run(make(), digits, devices=Deal("iid", 60)).runs[0].heard > 0  # as the command deals them
     own = digits.x_test[:200], digits.y_test[:200]
     assert run(make(), digits, own=own).scores[0] > 0.8
     with pytest.raises(DataError, match="sets 200 rows apart for its server, and there are 150 in all"):

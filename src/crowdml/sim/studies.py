@@ -326,7 +326,8 @@ def _set_apart(
     if not table:
         return x, y, None
     count = min(row.covers.size for row in table.values())
-    if not (devices is None or isinstance(devices, int)):
+    dealt = isinstance(devices, Deal) and devices.groups is None
+    if not (devices is None or isinstance(devices, int) or dealt):
         raise DataError(
             f"task {task.name!r} combines its rounds with rows of the server's own, and `devices` says whose each row "
             "is. Give simulate `own=(X, y)`, rows that no device holds."
