@@ -439,7 +439,7 @@ class Distance:
             (uploads.gram, [each.gram_spread for each in root.facts]),
         ):
             free, rows = part.shape[1], np.array([each.rows for each in root.facts])
-            chance = float((counts**2 * spreads / rows).sum())
+            chance = max(float((counts**2 * spreads / rows).sum()), 1e-30)
             apart = float((part[members].sum(0) ** 2).sum()) - size * free
             found.append((apart / chance, size * math.sqrt(2 * free) / chance))
         return Distance(*max(found))
@@ -506,7 +506,9 @@ def choose_group(moments: Array, samples: Array, deviation: Array | float, root:
     looks = views(uploads, root)
     groups = group(there, uploads.scaled, looks)
     groups = _settle(groups, uploads.scaled, looks[0]) if len(groups) > 1 else groups
-    tried = {each.tobytes(): each for each in [*groups, *_with_neighbours(groups, uploads.scaled, looks[0])]}
+    tried = {
+        each.tobytes(): each for each in [*groups, *_with_neighbours(groups, uploads.scaled, looks[0])] if len(each)
+    }
     after, open_ = reasons.copy(), list[Candidate]()
     for each in tried.values():
         distance = Distance.of(each, uploads, root)
