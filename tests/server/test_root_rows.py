@@ -18,6 +18,7 @@ from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.protocols import find, remarks_on, settled
 from crowdml.server.gathering import CLOSED, read_own
 from crowdml.server.runner import TaskRunner
+from crowdml.server.sifting import WHY, sift_rounds
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.server.validation import OwnRows, keep_rows
 from crowdml.storage.server import Store
@@ -240,6 +241,26 @@ def test_the_uploads_that_a_group_has_are_in_the_journal_and_a_replay_needs_no_r
     detach(store, server.task.hash)
     assert server.start().offer.body == offered
     assert server.replayed(tmp_path / "told") == offered
+
+
+class Loud(SystemSource):
+    """Noise that no honest device has: of one sign, and large."""
+
+    def skellam(self, variance: Fraction, like: Any) -> Any:
+        return super().skellam(variance, like) + round(6 * float(variance) ** 0.5)
+
+
+@pytest.mark.parametrize("loud", [(), (3,), (0, 1, 2, 3)])
+def test_an_operator_sees_whom_grouping_left_out(store: Store, loud: tuple[int, ...]):
+    server = Server(store, settled(parse(TEXT.replace("keep = 2, ", "").format(
+        combine='rule = "grouping"', labels=CLASSES, rows=12))))  # fmt: skip
+    server.attach(None, None)
+    for device in range(4):
+        server.give(device, noise=Loud() if device in loud else SystemSource())
+    (sifted,) = sift_rounds(server.runner)
+    assert (sifted.uploads, sifted.left_out, sifted.scores) == (4, len(loud), ())
+    assert set(sifted.outside) == {Key.from_secret(bytes([device + 1]) * 32).id for device in loud}
+    assert "group" in WHY["grouping"]
 
 
 def test_where_the_budget_is_spent_the_round_waits_and_nothing_is_drawn(store: Store):

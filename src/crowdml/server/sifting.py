@@ -42,6 +42,7 @@ WHY = {
     "bulyan": "Bulyan leaves out those with the largest distances to their nearest others, and then single numbers.",
     "geometric-median": "The geometric median counts an upload the less the farther it is from the others.",
     "top": "It takes the uploads that score best on the operator's public rows, and leaves out the others.",
+    "grouping": "It takes one group of uploads that agree, and leaves out the others and those that fail its tests.",
     "exponential": "It draws uploads by how they score on private rows. The scores themselves are shown to nobody.",
     "centred-clipping": "An upload farther off than the median distance is pulled in to it, and so counts less.",
 }
@@ -113,7 +114,7 @@ def sift(runner: TaskRunner, by: Combine, own: Own, place: int) -> Sifted:
     at = store.received_at(hash_, place)
     if by.rooted and own.released:
         return _rated(runner, by, own, at)
-    if fold.bodies is None or by.rule not in WHY:
+    if fold.bodies is None or by.rooted or by.rule not in WHY:
         return Sifted(number, at, count)
     uploads = Journalled(entries, fold.bodies, fold.read_many)
     sizes = {row: next(uploads.blocks(row, 1)).size for row in uploads.rows}
@@ -134,12 +135,14 @@ def sift(runner: TaskRunner, by: Combine, own: Own, place: int) -> Sifted:
 
 
 def _rated(runner: TaskRunner, by: Combine, own: Own, at: str) -> Sifted:
-    """A round of a rule that rates uploads: what passed the server's own door is in its entry."""
+    """A round of a rule that looks at rows of the server's: what passed the server's own door is in its entry."""
     table, released, count = root_table(runner.task), own.released or {}, len(own.entries)
     if "scores" in released:
         scores = np.asarray(released["scores"]) * float(table["scores"].grid.step)
         taken = np.argsort(-scores, kind="stable")[: by.keep]
         shown = tuple(float(each) for each in scores)
+    elif "taken" in released:
+        taken, shown = np.flatnonzero(np.asarray(released["taken"]) > 0), ()
     else:
         taken, shown = np.asarray(released["chosen"]), ()
     none = [place for number, place in enumerate(own.entries) if number not in set(taken.tolist())]
