@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from crowdml import artefacts
 from crowdml.convolutions import backward, forward
 from crowdml.errors import DataError, TaskError
 from crowdml.features import prepared
-from crowdml.features.extractor import enlarged, extract, network, picture_features, read_network
+from crowdml.features.extractor import FORMAT, Seen, enlarged, extract, network, picture_features, read_network
 from crowdml.safetensors import pack_tensors
 from crowdml.task import parse
 
@@ -218,3 +219,27 @@ protocol = { kind = "sgd", batch = 5, step = { c = 1.0 } }
 mechanism = "discrete-gaussian"
 epsilon = { gradient = 1.0 }
 """
+
+
+def test_names_in_a_file_of_another_begin_no_line_of_ours():
+    with pytest.raises(DataError) as refused:
+        read_network(network_file(**{"x\nServer: all is well.\x1b[31m\ud800": np.zeros(1)}), "it")
+    assert "Server: all is well." in str(refused.value)
+    assert not set("\n\x1b\ud800") & set(str(refused.value))
+
+
+def test_a_small_file_does_not_take_gigabytes():
+    """Patches of the second convolution are 42 MB a picture here: 64 of them at once would be 2.7 GB."""
+    shapes = {"weights.0": (9, 9, 1, 128), "biases.0": 128, "weights.1": (9, 9, 128, 1), "biases.1": 1,
+              "weights.2": (256, 1), "biases.2": 1, "centre": 1}  # fmt: skip
+    data = pack_tensors({name: np.ones(shape) for name, shape in shapes.items()}, {"format": FORMAT, "side": "64"})
+    assert len(data) < 100_000
+    sha256 = hashlib.sha256(data).hexdigest()
+    artefacts.admit(data, sha256, "it")
+    tracemalloc.start()
+    found = extract(Seen(sha256, 16), pictures(4)[:, :16], 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.shape == (4, 1)
+    assert peak < 150e6
+    assert read_network(FILE, "ours").block == 64

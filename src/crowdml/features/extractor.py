@@ -29,6 +29,7 @@ from crowdml.errors import DataError, TaskError
 from crowdml.features.maps import normalise_pictures
 from crowdml.features.norms import Norm, normalise
 from crowdml.safetensors import read_tensors
+from crowdml.texts import one_line
 
 Floats = NDArray[np.float32]
 
@@ -36,7 +37,7 @@ FORMAT = "crowdml/extractor/1"
 LARGEST_SIDE = 64
 MOST_FILTERS = 128
 LARGEST_SIZE = 9
-_BLOCK = 64  # pictures at a time: the patches of all of them would not fit a small board
+_BLOCK, _NUMBERS = 64, 2**23  # pictures and numbers at a time: the patches of all would not fit a small board
 
 
 class Named(Interface):
@@ -67,6 +68,12 @@ class Network:
     centre: Floats
     """The hidden layer's mean on public drawings."""
 
+    @property
+    def block(self) -> int:
+        """How many pictures are treated at a time. A file of a few kB may ask for much of each of them."""
+        patches = (pooled_side(self.side, i) ** 2 * math.prod(self.layers[i][0].shape[:3]) for i in range(2))
+        return max(1, min(_BLOCK, _NUMBERS // max(patches)))
+
     def __call__(self, pictures: Floats) -> Floats:
         """Pictures [b, side, side] -> [b, hidden]: the hidden layer less its centre."""
         flat, _ = forward(pictures[..., None], self.layers)
@@ -82,7 +89,7 @@ def read_network(data: bytes, where: str) -> Network:
     names = ("weights.0", "biases.0", "weights.1", "biases.1", "weights.2", "biases.2", "centre")
     shapes = {name: tensors[name].shape for name in names if name in tensors}
     if set(tensors) != set(names) or not _fits(shapes, int(side)):
-        told = ", ".join(f"{name} {' x '.join(map(str, tensors[name].shape))}" for name in sorted(tensors))
+        told = ", ".join(f"{one_line(name)} {' x '.join(map(str, tensors[name].shape))}" for name in sorted(tensors))
         raise DataError(
             f"{where} is no extractor: two convolutions, a hidden layer and its centre, for pictures of side {side}, "
             f"do not have these tensors: {told[:400]}."
@@ -133,7 +140,7 @@ def extract(named: Named, x: NDArray[Any], dimension: int) -> Floats:
     check_extractor(named, dimension)
     made = network(named.sha256)
     rows = np.asarray(x, np.float64).reshape(-1, named.pixels)
-    parts = [_features(made, rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)]
+    parts = [_features(made, rows[at : at + made.block]) for at in range(0, len(rows), made.block)]
     found = np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
     found[~np.isfinite(rows).all(axis=1)] = np.nan
     return found.reshape(*np.shape(x)[:-1], dimension)
