@@ -185,7 +185,7 @@ def test_scores_of_public_rows_are_for_the_operator_and_those_of_private_rows_fo
             "Round 0, rated on public rows: 0.333 to 1.000, half of them above 0.667. 2 of 4 uploads were left out, "
             "for others did better."
         )
-        assert now.plain()["scored"]["taken"] == 2
+        assert now.plain().keys() == {"number", "uploads", "size", "minimum", "opened_at", "closes_at"}, "anyone's"
         server.start()
 
 
@@ -196,7 +196,6 @@ def test_what_private_rows_come_to_is_shown_to_nobody(store: Store):
     now = server.runner.closing.now()
     assert now is not None
     assert now.scored is None
-    assert now.plain()["scored"] is None
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before its entry is durable", "after it"])

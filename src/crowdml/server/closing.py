@@ -64,10 +64,6 @@ class Scored:
             f"{left:,} of {many} were left out, for others did better."
         )
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"number": self.number, "scores": list(self.scores), "taken": self.taken}
-
 
 @dataclass(frozen=True)
 class RoundNow:
@@ -81,7 +77,7 @@ class RoundNow:
     closes_at: str | None
     """When it closes by time; None: by number alone."""
     scored: Scored | None = None
-    """How the uploads of the last round did on public rows, where a rule rates them."""
+    """How the uploads of the last round did on public rows, where a rule rates them. For the operator alone."""
 
     def text(self, now: str) -> str:
         """'round 3: 7 of 10 uploads, closes at 10 or at 14:05 UTC'."""
@@ -94,10 +90,9 @@ class RoundNow:
         return f"{said} or at {self.closes_at[11:16]} UTC"
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        scored = None if self.scored is None else self.scored.plain()
+        """For JSON that anyone may read. Scores are not in it: whoever lies would learn how well a lie does."""
         return {"number": self.number, "uploads": self.uploads, "size": self.size, "minimum": self.minimum,
-                "opened_at": self.opened_at, "closes_at": self.closes_at, "scored": scored}  # fmt: skip
+                "opened_at": self.opened_at, "closes_at": self.closes_at}  # fmt: skip
 
 
 class Closing:
