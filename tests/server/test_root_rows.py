@@ -242,6 +242,20 @@ def test_the_uploads_that_a_group_has_are_in_the_journal_and_a_replay_needs_no_r
     assert server.replayed(tmp_path / "told") == offered
 
 
+def test_an_operator_is_told_what_public_rows_lack(store: Store):
+    server = Server(store, settled(parse(TEXT.replace("keep = 2, ", "").format(
+        combine='rule = "grouping"', labels=CLASSES, rows=12))))  # fmt: skip
+    server.attach(None, None, rows=2)
+    server.round(0)
+    assert "needs at least 2 of each class. Name more public rows" in (server.runner.closing.failure or "")
+    assert server.runner.offer.version == 0
+    server.attach(None, None)
+    server.runner.closing.renew(0)
+    server.runner.closing.ring()
+    assert server.runner.closing.failure is None
+    assert server.runner.offer.version == 1
+
+
 class Loud(SystemSource):
     """Noise that no honest device has: of one sign, and large."""
 

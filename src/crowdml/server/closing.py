@@ -287,6 +287,8 @@ class Closing:
             if door.passages:
                 lost = Own(self.fold.version, tag=" + ".join(str(each.mechanism.loss) for each in door.passages))
                 runner.append_own(RELEASED, pack_own(RELEASED, lost), lambda _: None, charge)
+            if wanted == "public" and isinstance(error, CrowdmlError):
+                raise  # it says what these rows lack
             raise ProtocolError(f"protocol {self.fold.protocol.name!r} failed with {type(error).__name__}") from None
         runner.append_own(kind, body, lambda index: take(made, index), charge)
         if kind == CLOSED:
