@@ -214,7 +214,7 @@ def test_the_result_is_a_sum_of_uploads_and_root_rows_choose_alone():
 
 
 def candidate(place: int, error: float, ratio: float, count: float) -> Candidate:
-    return Candidate(np.array([place]), error, Distance(ratio, 0.01), count)
+    return Candidate(np.array([place]), error, Distance(ratio, 0.01, False), count)
 
 
 def test_of_groups_that_root_rows_cannot_tell_apart_the_nearest_wins_and_then_the_larger():

@@ -7,8 +7,9 @@ moments of samples like the root rows:
 2. What is left of an upload after the root rows' class means is compared with the others. A group is split in two while
    its spread is larger than the known noise explains, as a matrix of noise alone has no singular value beyond the sum
    of the roots of its sides.
-3. The model of each group is solved, and tried on the root rows. The least error wins. Of groups that the root rows
-   cannot tell apart, the one that is nearest to them wins, and of those the larger.
+3. The model of each group is solved, and tried on the root rows and on variations of them. The least error wins; groups
+   join the best one as long as that lowers the error. Of groups that the rows cannot tell apart, the one that is
+   nearest to the root rows wins, and of those the larger.
 
 Root rows score and choose. None of their labels is in the model: the result is a sum of uploads. Uploads are released
 and root rows are public, so all of this is post-processing and costs nobody anything. Arrays in, arrays out; NumPy, as
@@ -38,8 +39,10 @@ EXCESS = 6.0
 need not be drawn from it. The first 240 images of MNIST are up to 3.9 times as far from devices of two classes."""
 NEARLY = 1.25
 """Groups are as far from the root rows as each other up to this factor, and what noise makes of it."""
-LEAST_EXCESS = 0.25
-"""A group that is nearer to the root rows than this share of what chance allows repeats them."""
+LEAST_EXCESS = 0.5
+"""A group that is nearer to the root rows than this share of what chance allows, by `SURE` standard deviations of its
+noise, repeats them: another crowd's is at 1, and farther where it is of other people."""
+SURE = 3.0
 FEWEST = 2
 """Root rows of each class, so that they have a spread."""
 EDGE = 4.0
@@ -62,6 +65,9 @@ class Root:
     classes: bool
     constant: bool = True
     """Whether the last feature is the map's constant: then the sums of labels are known twice."""
+    tried: tuple[Array, Array] | None = None
+    """More public rows and their labels, on which models are tried and nothing else: variations of the others, such as
+    pictures a little bent. With more of them than features, a lie finds no direction in which none of them looks."""
 
     def __post_init__(self) -> None:
         if len(self.features) != len(self.labels) or len(self.features) < FEWEST:
@@ -95,11 +101,19 @@ class Root:
         """What the rows of each class tell of its moments."""
         return [Stratum.of(self.features[rows], self.labels[rows]) for rows in self.strata]
 
+    @cached_property
+    def trials(self) -> tuple[Array, Array]:
+        """The rows on which models are tried, and their labels."""
+        if self.tried is None:
+            return self.features, self.labels
+        return np.concatenate([self.features, self.tried[0]]), np.concatenate([self.labels, self.tried[1]])
+
     def error(self, weights: Array) -> float:
-        """The share of root rows that a model takes for another class, or the mean square of what it is off."""
+        """The share of these rows that a model takes for another class, or the mean square of what it is off."""
+        features, labels = self.trials
         if self.classes:
-            return float((predict(weights, self.features, weights.shape[1]) != self.labels.argmax(1)).mean())
-        return float(((self.features @ weights - self.labels) ** 2).mean())
+            return float((predict(weights, features, weights.shape[1]) != labels.argmax(1)).mean())
+        return float(((features @ weights - labels) ** 2).mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,7 +432,7 @@ def _with_neighbours(groups: list[Integers], counts: Array, view: View) -> list[
     everyone = np.sort(np.concatenate(groups))
     far = np.stack([Fit.make(each, counts, view).far(counts, view) for each in groups])[:, everyone]
     near = far <= far.min(0) + 2
-    return [everyone[each] for each in near]
+    return [everyone[each] for each in near if each.any()]
 
 
 @dataclass(frozen=True)
@@ -428,6 +442,9 @@ class Distance:
     ratio: float
     unsure: float
     """Its standard deviation, from the noise of the uploads."""
+    repeats: bool
+    """Whether the sum is nearer to the root rows, in features times labels or in products of features, than another
+    crowd's can be: liars who know the root rows send them, and then the model of their group has no error on these."""
 
     @staticmethod
     def of(members: Integers, uploads: Uploads, root: Root) -> Distance:
@@ -442,13 +459,8 @@ class Distance:
             chance = max(float((counts**2 * spreads / rows).sum()), 1e-30)
             apart = float((part[members].sum(0) ** 2).sum()) - size * free
             found.append((apart / chance, size * math.sqrt(2 * free) / chance))
-        return Distance(*max(found))
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the sum is nearer to the root rows than another crowd's can be: liars who know the root rows send
-        them, and then the model of their group has no error on these."""
-        return self.ratio + DEVIATIONS * self.unsure < LEAST_EXCESS
+        repeats = any(ratio + SURE * unsure < LEAST_EXCESS for ratio, unsure in found)
+        return Distance(*max(found), repeats)
 
 
 # --- the rule ---
@@ -464,7 +476,7 @@ class Chosen:
     """That of the model on root rows: it chose among groups, so it promises nothing for other rows. Infinite where
     nothing was taken."""
     groups: int
-    """How many groups were tried."""
+    """How many groups the uploads fall into."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -475,6 +487,32 @@ class Candidate:
     error: float
     distance: Distance
     samples: float
+
+
+def _candidate(members: Integers, uploads: Uploads, root: Root, ridge: float) -> Candidate:
+    """A group with its model's error on the rows on which models are tried."""
+    gram, cross = split(uploads.moments[members].sum(0), root.width, root.labels.shape[1])
+    error = root.error(solve(gram, cross, math.sqrt((uploads.deviation[members] ** 2).sum()), ridge))
+    distance = Distance.of(members, uploads, root)
+    return Candidate(members, error, distance, float(uploads.samples[members].sum()))
+
+
+def _joined(groups: Sequence[Candidate], uploads: Uploads, root: Root, ridge: float) -> list[Candidate]:
+    """The best group, and with it the one that lowers the error most, as long as there is one: honest devices that hold
+    few classes each fall into several groups, and a model of all of them knows every class."""
+    found: list[Candidate] = []
+    left = sorted(groups, key=lambda each: (each.error, -each.samples))
+    here, left = (left[0], left[1:]) if left else (None, [])
+    while here is not None and left:
+        tried = [_candidate(np.sort(np.concatenate([here.members, each.members])), uploads, root, ridge)
+                 for each in left]  # fmt: skip
+        best = min(range(len(left)), key=lambda place: tried[place].error)
+        if tried[best].error >= here.error:
+            break
+        here = tried[best]
+        left.pop(best)
+        found.append(here)
+    return found
 
 
 def _best(groups: Sequence[Candidate], rows: int, classes: bool) -> Candidate:
@@ -506,27 +544,25 @@ def choose_group(moments: Array, samples: Array, deviation: Array | float, root:
     looks = views(uploads, root)
     groups = group(there, uploads.scaled, looks)
     groups = _settle(groups, uploads.scaled, looks[0]) if len(groups) > 1 else groups
-    tried = {
-        each.tobytes(): each for each in [*groups, *_with_neighbours(groups, uploads.scaled, looks[0])] if len(each)
-    }
-    after, open_ = reasons.copy(), list[Candidate]()
-    for each in tried.values():
-        distance = Distance.of(each, uploads, root)
-        if distance.repeats:
-            after[each] = REASONS.index("root rows")
-            continue
-        gram, cross = split(uploads.moments[each].sum(0), root.width, root.labels.shape[1])
-        error = root.error(solve(gram, cross, math.sqrt((uploads.deviation[each] ** 2).sum()), ridge))
-        open_.append(Candidate(each, error, distance, float(uploads.samples[each].sum())))
+    alone = [_candidate(each, uploads, root, ridge) for each in groups]
+    after = reasons.copy()
+    for each in alone:
+        if each.distance.repeats:
+            after[each.members] = REASONS.index("root rows")
+    alone = [each for each in alone if not each.distance.repeats]
+    near = _with_neighbours([each.members for each in alone], uploads.scaled, looks[0])
+    tried = [*alone, *(_candidate(each, uploads, root, ridge) for each in near)]
+    tried += _joined(alone, uploads, root, ridge)
+    open_ = [each for each in tried if not each.distance.repeats]
     if not open_:
-        return Chosen(np.zeros(len(reasons)), after, math.inf, len(tried))
-    best = _best(open_, len(root.features), root.classes)
+        return Chosen(np.zeros(len(reasons)), after, math.inf, len(groups))
+    best = _best(open_, len(root.trials[0]), root.classes)
     members = best.members
     others = np.setdiff1d(there, members)
     after[members], after[others[after[others] == 0]] = 0, REASONS.index("another group")
     weights = np.zeros(len(reasons))
     weights[members] = 1.0
-    return Chosen(weights, after, best.error, len(tried))
+    return Chosen(weights, after, best.error, len(groups))
 
 
 # --- rules of others, for updates of any protocol ---

@@ -34,6 +34,8 @@ from crowdml.robust import Combine, combine_rows
 from crowdml.rooted import Root, choose_group, fltrust, top
 
 SEED = 2027
+VARIATIONS = 8
+"""How often each public picture is bent, for models to be tried on."""
 SILOS, HELD = 20, 60
 MAP = MapSettings("convolution", seed=1, filters=64, keep=256, normalise=True)
 """Of 128, 256, 512 and 1,024 directions the best on drawn digits, under the noise of 20 releases and of cohorts."""
@@ -48,9 +50,10 @@ FACTORS = (0.1, 0.3, 1.0)
 """What searches try: the attack that does most harm counts."""
 
 SEEN = ("none", "sign-flip", "label-flip", "target-flip", "scaling", "gaussian", "alie", "inner-product", "mimic",
-        "random", "unreliable", "no-noise", "late", "root-copy", "orthogonal")  # fmt: skip
-HELD_OUT = ("min-max", "alie-search", "inner-product-search", "backdoor", "roll", "half-flip", "two-ways",
-            "slightly-orthogonal", "tenth-roll")  # fmt: skip
+        "random", "unreliable", "no-noise", "late", "root-copy", "orthogonal", "slightly-orthogonal",
+        "tenth-roll", "half-flip", "backdoor", "min-max", "alie-search", "inner-product-search", "roll",
+        "two-ways")  # fmt: skip
+HELD_OUT = ("two-swapped", "faint", "blurred-roll")
 CROWD_SEEN = ("none", "sign-flip", "label-flip", "target-flip", "scaling", "gaussian", "random", "unreliable", "ring")
 CROWD_HELD_OUT = ("backdoor", "takeover-label-flip", "takeover-roll", "takeover-half-flip", "takeover-unreliable",
                   "takeover-orthogonal", "sybil-label-flip", "sybil-roll")  # fmt: skip
@@ -73,6 +76,8 @@ class Digits:
     """Those of training pictures that are marked for a backdoor."""
     trigger: Array
     """Features of marked test pictures."""
+    bent: Array  # [VARIATIONS, public rows, d]
+    """Variations of each public picture: models are tried on them."""
 
     @staticmethod
     def of(data: Dataset, settings: MapSettings) -> Digits:
@@ -80,11 +85,13 @@ class Digits:
         chance = np.random.default_rng([SEED, 1])
         some = chance.permutation(len(data.x_train))[:2000]
         noise = chance.random((2000, data.x_train.shape[1])).astype(np.float32) * data.x_train.max()
+        bent = bend(data.x_public, VARIATIONS)
         made = [_rounded(mapped(x)) for x in (data.x_train, data.x_test, data.x_public, noise, mark(data.x_train[some]),
-                                              mark(data.x_test[:2000]))]  # fmt: skip
+                                              mark(data.x_test[:2000]), bent)]  # fmt: skip
         train, test, public = made[:3]
         pairs = [(each.T @ each / len(each), each.mean(0)) for each in made[3:5]]
-        return Digits(data, train, test, public, pairs[0], pairs[1], made[5])
+        variations = made[6].reshape(VARIATIONS, *public.shape)
+        return Digits(data, train, test, public, pairs[0], pairs[1], made[5], variations)
 
     @property
     def width(self) -> int:
@@ -99,7 +106,9 @@ class Digits:
         return self.width * (self.width + 1) // 2 + self.width * self.classes
 
     def root(self, rows: Integers) -> Root:
-        return Root(self.public[rows], np.eye(self.classes)[self.data.y_public[rows]], True)
+        labels = np.eye(self.classes)[self.data.y_public[rows]]
+        tried = self.bent[:, rows].reshape(-1, self.width), np.tile(labels, (len(self.bent), 1))
+        return Root(self.public[rows], labels, True, tried=tried)
 
     def moments(self, rows: Integers) -> Array:
         """[L]: exact sums over these training rows."""
@@ -116,6 +125,31 @@ class Digits:
 
     def model(self, total: Array, deviation: float) -> Array:
         return solve(*split(total, self.width, self.classes), deviation, RIDGE)
+
+
+def bend(pictures: Array, times: int) -> Array:
+    """Square pictures [n, p] -> [times * n, p]: turned, stretched and bent a little, in other ways each time."""
+    n, side = len(pictures), math.isqrt(pictures.shape[1])
+    chance, middle = np.random.default_rng([SEED, 6]), (side - 1) / 2
+    image, own = pictures.reshape(n, side, side), np.arange(n)[:, None, None]
+    rows, columns = np.mgrid[0:side, 0:side]
+    corners, made = np.linspace(0, 3, side), list[Array]()
+    first = np.minimum(corners.astype(int), 2)
+    part = corners - first
+    for _ in range(times):
+        turn = chance.normal(0, 0.08, (n, 2, 2, 1, 1))
+        pull = chance.normal(0, side / 28, (n, 2, 4, 4))
+        pull = pull[:, :, first] * (1 - part)[:, None] + pull[:, :, first + 1] * part[:, None]
+        pull = pull[..., first] * (1 - part) + pull[..., first + 1] * part
+        from_row = rows + turn[:, 0, 0] * (rows - middle) + turn[:, 0, 1] * (columns - middle) + pull[:, 0]
+        from_column = columns + turn[:, 1, 0] * (rows - middle) + turn[:, 1, 1] * (columns - middle) + pull[:, 1]
+        from_row, from_column = (each.clip(0, side - 1.001) for each in (from_row, from_column))
+        y, x = from_row.astype(int), from_column.astype(int)
+        down, right = from_row - y, from_column - x
+        above = image[own, y, x] * (1 - right) + image[own, y, x + 1] * right
+        below = image[own, y + 1, x] * (1 - right) + image[own, y + 1, x + 1] * right
+        made.append((above * (1 - down) + below * down).reshape(n, -1))
+    return np.concatenate(made).astype(pictures.dtype)
 
 
 def _rounded(features: Array) -> Array:
@@ -167,13 +201,18 @@ class Lies:
         return (1 - share) * moments + share * other
 
     def beyond(self, root: Root, times: float, moments: Array) -> Array:
-        """Classes rolled on in the directions that no root row has, so that the root rows see nothing of it."""
-        left, sizes, _ = np.linalg.svd(root.features.T, full_matrices=True)
+        """Classes rolled on in the directions that no root row has, nor any of their variations, so that nothing that
+        the rule is given sees anything of it."""
+        left, sizes, _ = np.linalg.svd(root.trials[0].T, full_matrices=True)
         seen = left[:, : int((sizes > 0.05 * sizes[0]).sum())]
         cross = moments[:, self.middle :].reshape(len(moments), -1, self.digits.classes)
         inside = np.einsum("dr,er,nec->ndc", seen, seen, cross, optimize=True)
         after = inside - times * np.roll(cross - inside, 1, axis=2)
         return np.concatenate([moments[:, : self.middle], after.reshape(len(moments), -1)], axis=1)
+
+    def scaled(self, times: float, moments: Array) -> Array:
+        """Features times labels, so many times as long."""
+        return np.concatenate([moments[:, : self.middle], times * moments[:, self.middle :]], axis=1)
 
     def simple(self, name: str, root: Root) -> Callable[[Array], Array] | None:
         """A lie of one device about its own samples, where the attack is one."""
@@ -192,6 +231,11 @@ class Lies:
             "backdoor": lambda m: self.replaced(0.5, self.digits.marked, 0, m),
             "orthogonal": lambda m: self.beyond(root, 3.0, m),
             "slightly-orthogonal": lambda m: self.beyond(root, 1.0, m),
+            "two-swapped": lambda m: self.relabelled(np.where(classes < 2, 1 - classes, classes), m),
+            "faint": lambda m: self.scaled(0.3, m),
+            "blurred-roll": lambda m: self.replaced(
+                0.5, self.digits.noise, None, self.relabelled(np.roll(classes, 1), m)
+            ),
             "tenth-roll": lambda m: 0.9 * m + 0.1 * self.relabelled(np.roll(classes, 1), m),
         }
         return ways.get(name)
