@@ -40,9 +40,13 @@ KEYS = {
     "hamm2017/devices": {"crowd", "alone", "crowd-private", "public-only"},
     "zhao/table2": {"rounds-printed", "rounds-share-0.95", "rounds-sound", "mre-quiet", "mre-noisy", "constant-sound"},
     "zhao/fig8": {"quiet-usual", "quiet-special", "sound-usual", "sound-special", "constant", "constant-special"},
+    "zhao/fig4": {"secprobe-n4", "secprobe-quiet", "centralised", "alone", "dssgd", "csdp", "sound", "constant"},
+    "zhao/fig5": {"secprobe-n4", "secprobe-quiet", "centralised", "alone", "dssgd", "csdp", "sound", "public-only"},
+    "zhao/fig6": {"secprobe-n4", "secprobe-quiet", "centralised", "alone", "dssgd", "csdp", "sound", "public-only"},
     "zhao/fig7": {"sound", "public-only", "constant", "quiet-r1", "noisy-r4"},
     "zhao/fig9": {"noisy-main", "quiet-main", "root-main", "mean-main", "root-share", "root-crowd", "dssgd", "csdp"},
     "zhao/fig10": {"noisy", "quiet", "quiet-top", "mean", "krum", "root", "averaged-noisy", "public-only", "constant"},
+    "zhao/fig11": {"census-secprobe", "census-sound", "digits-secprobe", "digits-sound", "constant", "public-only"},
     "zhao/table1": {"census-baseline", "census-clipped", "census-truncated", "census-sound", "constant", "public-only"},
     "sachweh/fig2": {"llp", "p-llp-as-published", "p-llp", "knn", "majority", "alone", "kilobytes-p-llp"},
     "sachweh/fig3": {

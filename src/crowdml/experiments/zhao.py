@@ -678,20 +678,20 @@ def heard(case: Case, model: Mlp, weights: Array) -> Array:
 
 def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
     """Convergence of all schemes on census income."""
-    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], 10)
+    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], 30)
     case = census_case(quick, trials, 1)
     return convergence("zhao/fig4", "Convergence on census income", case, rounds, crowds, progress)
 
 
 def fig5(quick: bool, trials: int | None, progress: Progress) -> Figure:
     """Convergence of all schemes on digits."""
-    crowds, rounds = ([4, 8], 4) if quick else ([30, 60], 8)
+    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], 15)
     return convergence("zhao/fig5", "Convergence on digits", digits_case(quick, trials, 1), rounds, crowds, progress)
 
 
 def fig6(quick: bool, trials: int | None, progress: Progress) -> Figure:
     """Their SVHN is not at hand: convergence of all schemes on CIFAR-10's features."""
-    crowds, rounds = ([4, 8], 4) if quick else ([60], 8)
+    crowds, rounds = ([4, 8], 4) if quick else ([60], 15)
     case = digits_case(quick, trials, 1, "cifar10")
     more = ("SVHN is not at hand: objects (CIFAR-10, 100 features of a public network) stand in its place.",)
     return convergence("zhao/fig6", "Convergence on objects, for SVHN", case, rounds, crowds, progress, more)
