@@ -67,7 +67,7 @@ def test_an_outlook_counts_the_devices_that_a_column_names(own: Path):
 
 
 def test_a_table_and_a_task_that_do_not_fit_are_refused(own: Path):
-    assert "features.dimension = 2 and data set 'own.csv' has 1 " in refused(
+    assert "task 'own' takes rows of 2 numbers and data set 'own.csv' has 1 " in refused(
         "simulate", "own.toml", "--data", "own.csv", "--ignore", "who", "--ignore", "a"
     )
     assert "column 'who' holds texts ('p0', 'p1', 'p2', ...)" in refused("simulate", "own.toml", "--data", "own.csv")

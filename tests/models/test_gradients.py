@@ -241,7 +241,7 @@ def test_at_the_kink_the_gradient_is_a_subgradient():
 
 
 def test_every_kind_can_be_made_by_its_name():
-    assert sorted(KINDS) == ["least-squares", "linear", "logistic", "mlp", "smooth-svm", "softmax", "svm"]
+    assert sorted(KINDS) == ["cnn", "least-squares", "linear", "logistic", "mlp", "smooth-svm", "softmax", "svm"]
     assert make_model("softmax", 50, 10) == Softmax(50, 10)
     assert make_model("logistic", 50, 2) == Logistic(50)
     assert make_model("svm", 50, 2) == Svm(50)
@@ -261,7 +261,7 @@ def test_every_kind_can_be_made_by_its_name():
         (
             ("forest", 3, 2),
             {},
-            "there is no model 'forest'. The kinds are least-squares, linear, logistic, mlp, smooth-svm",
+            "there is no model 'forest'. The kinds are cnn, least-squares, linear, logistic, mlp, smooth-svm",
         ),
         (("softmax", 3, None), {}, "at least 2 classes, not None"),
         (("softmax", 3, 1), {}, "at least 2 classes, not 1"),

@@ -356,7 +356,7 @@ def test_a_simulation_runs_in_a_process_of_its_own_one_at_a_time_and_is_cancelle
         time.sleep(0.5)  # it is another process: nothing here can be waited for
     assert re.search(r"\(\d+\.\d% to \d+\.\d% over 2 trials\)", desk.text)
     assert re.search(r"Chance, most common class</dt><dd>33\.3%, 3\d\.\d%", desk.text.replace("\u00a0", ""))
-    assert re.search(r"<p>[\d.]+ %( is near chance|: chance is| is no better)", desk.text), "the verdict"
+    assert re.search(r"<p>[\d.]+%( is near chance|: chance is| is no better)", desk.text), "the verdict"
     assert "This crowd is small for its price" in desk.text
 
 

@@ -77,7 +77,7 @@ def test_other_ways_to_deal_rows_out():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"X": X[:, :3]}, "features.dimension = 64, and X has 3 columns"),
+        ({"X": X[:, :3]}, "takes rows of 64 numbers, and X has 3 columns"),
         ({"X": X[0]}, "X is a table"),
         ({"y": Y[:-1]}, "X is a table"),
         ({"y": np.array(["sleeping"] * len(Y))}, r"y\[0\] is 'sleeping'; .* still, on foot, in vehicle"),
