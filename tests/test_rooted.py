@@ -18,6 +18,8 @@ from crowdml.rooted import (
     Distance,
     Root,
     _best,
+    _candidate,
+    _joined,
     choose_group,
     flatten,
     fltrust,
@@ -224,6 +226,31 @@ def test_of_groups_that_root_rows_cannot_tell_apart_the_nearest_wins_and_then_th
     assert _best(groups, 240, True) is groups[1]  # as near as the first, and larger
     groups[1] = candidate(1, 0.07, 2.1, 90.0)
     assert _best(groups, 240, True) is groups[0]
+
+
+def test_groups_that_know_different_classes_are_joined():
+    rows = np.concatenate([uploads(4, 1, only=[(0, 1)]), uploads(4, 2, only=[(2,)])])
+    made = prepare(rows, np.full(8, SAMPLES), NOISE, ROOT)
+    groups = [_candidate(np.arange(4), made, ROOT, 0.35), _candidate(np.arange(4, 8), made, ROOT, 0.35)]
+    (both,) = _joined(groups, made, ROOT, 0.35)
+    assert both.members.tolist() == list(range(8))
+    assert both.error < min(each.error for each in groups)
+    wrong = uploads(4, 3, lie=rolled)
+    made = prepare(np.concatenate([HONEST[:4], wrong]), np.full(8, SAMPLES), NOISE, ROOT)
+    groups = [_candidate(np.arange(4), made, ROOT, 0.35), _candidate(np.arange(4, 8), made, ROOT, 0.35)]
+    assert _joined(groups, made, ROOT, 0.35) == []
+
+
+def test_models_are_tried_on_variations_too_and_on_nothing_else():
+    x, y = rolled(*samples(60, np.random.default_rng(8)))
+    labels = np.eye(CLASSES)[y]
+    more = Root(ROOT.features, ROOT.labels, True, tried=(x, labels))
+    weights = solve(*split(HONEST.sum(0), FEATURES, CLASSES), NOISE)
+    own = ROOT.error(weights) * len(ROOT.features)
+    wrong = float((predict(weights, x, CLASSES) != y).sum())
+    assert more.error(weights) == pytest.approx((own + wrong) / (len(ROOT.features) + 60))
+    assert more.error(weights) > ROOT.error(weights) + 0.3
+    np.testing.assert_array_equal(more.facts[0].gram, ROOT.facts[0].gram)
 
 
 def test_noise_alone_is_one_group():

@@ -61,7 +61,7 @@ def test_counts_come_from_the_constant_feature_and_the_sum_stays():
     lies, root = Lies(digits()), roots_of(digits(), 240)
     expected = np.bincount(digits().data.y_train[ROWS], minlength=10)
     np.testing.assert_allclose(lies.counts(own())[0], expected, atol=1e-6)
-    for name in ("unreliable", "backdoor", "target-flip", "orthogonal", "half-flip", "tenth-roll"):
+    for name in ("unreliable", "backdoor", "target-flip", "half-flip", "tenth-roll", "two-swapped", "blurred-roll"):
         way = lies.simple(name, root)
         assert way is not None
         assert lies.counts(way(own())).sum() == pytest.approx(300, rel=0.05), name
