@@ -61,7 +61,7 @@ class PrivacyLabel:
         """
         nothing = "none, nothing is sent" if self.silent else "none"
         text = nothing if self.epsilon is None else f"{self.epsilon:.4g}{whose}"
-        text += f", δ = {self.delta:.0e}".replace("e-0", "e-") if self.delta and self.epsilon is not None else ""
+        text += f", δ = {_small(self.delta)}" if self.delta and self.epsilon is not None else ""
         text += "" if self.claimed == self.epsilon else self._claim
         text += ", as published" if self.as_published else ""
         return text + (f"; not covered: {', '.join(self.not_covered)}" if self.not_covered else "")
@@ -73,14 +73,14 @@ class PrivacyLabel:
             return "nothing is sent" if self.silent else "no privacy"
         honest = f"ε = {self.epsilon:.4g}"
         if self.delta:
-            honest += f", δ = {self.delta:.0e}".replace("e-0", "e-")
+            honest += f", δ = {_small(self.delta)}"
         return honest + self._claim
 
     @property
     def _claim(self) -> str:
         if self.claimed is None:
             return ""
-        at = f" at δ = {self.claimed_delta:.0e}".replace("e-0", "e-") if self.claimed_delta else ""
+        at = f" at δ = {_small(self.claimed_delta)}" if self.claimed_delta else ""
         return f" (claimed {self.claimed:.4g}{at}{', too large' if self.delta_too_large else ''})"
 
 
@@ -316,6 +316,11 @@ def _plain(thing: object, *names: str) -> dict[str, Any]:
     """These attributes as JSON has them: a tuple is a list there."""
     found = {name: getattr(thing, name) for name in names}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def _small(value: float) -> str:
+    """A small number in few signs: '1e-6', '1.5e-4'."""
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
 def _one_cell(text: str) -> str:

@@ -141,7 +141,7 @@ def _draw_panel(axis: Any, panel: Panel, curves: list[Series], inks: dict[str, i
     if panel.y_scale == "symlog":
         axis.set_ylim(bottom=0)
     if panel.x_scale == "linear":
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     if panel.x_ticks:
         axis.set_xticks(panel.x_ticks, [f"{value:g}" for value in panel.x_ticks])
         axis.set_xticks([], minor=True)
