@@ -517,7 +517,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an honest device is refused for its noise",
         "privacy/mechanisms/interface.py around",
-        "low - law.tail()",
+        "low - far",
         "low",
         "tests/privacy/test_mechanisms.py::test_a_mechanism_says_how_far_an_honest_entry_can_lie",
     ),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -135,7 +136,7 @@ class DiscreteGaussian:
         return np.exp(-rate * np.asarray(k, np.float64) ** 2) / total
 
     def tail(self, bits: int) -> int:
-        return _tail(self, self._depth, bits)
+        return _tail(self, bits)
 
     def thresholds(self, bits: int) -> list[int]:
         return _enclose(self._ratios, self._depth, bits, sides=2)
@@ -182,7 +183,7 @@ class Skellam:
         return (weights / (2 * weights[1:].sum() + 1))[size]
 
     def tail(self, bits: int) -> int:
-        return _tail(self, self._depth, bits)
+        return _tail(self, bits)
 
     def thresholds(self, bits: int) -> list[int]:
         return _enclose(self._ratios, self._depth, bits, sides=2)
@@ -274,8 +275,13 @@ def _enclose(
         reach, spare = reach + 8, spare + 32
 
 
-def _tail(law: Law, depth: Callable[[int], float], bits: int) -> int:
-    """The smallest t with P(|X| > t) < 2^-bits: in floats where they are far from the boundary, else by enclosure."""
+@lru_cache(maxsize=256)
+def _tail(law: DiscreteGaussian | Skellam, bits: int) -> int:
+    """The smallest t with P(|X| > t) < 2^-bits: in floats where they are far from the boundary, else by enclosure.
+
+    It is kept, for the range of a row rests on it and is asked for whenever a task starts.
+    """
+    depth = law._depth
     if bits <= 900:
         last = _first(lambda k: depth(k) > (bits + 1) * math.log(2) + 40, 2)
         weights = law.pmf(np.arange(last + 1))

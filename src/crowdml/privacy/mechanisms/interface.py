@@ -171,7 +171,8 @@ class Mechanism:
 def around(middle: int | tuple[int, int], law: NoiseLaw) -> tuple[int, int]:
     """The least and the most of an entry that lies within (low, high), or so far from zero, before noise."""
     low, high = middle if isinstance(middle, tuple) else (-middle, middle)
-    return low - law.tail(), high + law.tail()
+    far = law.tail()
+    return low - far, high + far
 
 
 class LaplaceNoise(Mechanism):
