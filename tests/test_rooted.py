@@ -23,10 +23,12 @@ from crowdml.rooted import (
     choose_group,
     flatten,
     fltrust,
+    group,
     largest_of_noise,
     prepare,
     refuse_uploads,
     top,
+    views,
     zeno,
 )
 
@@ -251,6 +253,14 @@ def test_models_are_tried_on_variations_too_and_on_nothing_else():
     assert more.error(weights) == pytest.approx((own + wrong) / (len(ROOT.features) + 60))
     assert more.error(weights) > ROOT.error(weights) + 0.3
     np.testing.assert_array_equal(more.facts[0].gram, ROOT.facts[0].gram)
+
+
+def test_a_group_of_two_opinions_is_split():
+    rows = np.concatenate([HONEST, uploads(12, 4, lie=slightly_rolled)])
+    made = prepare(rows, np.full(24, SAMPLES), NOISE, ROOT)
+    parts = group(np.arange(24), made.scaled, views(made, ROOT))
+    assert len(parts) >= 2
+    assert any((part < 12).all() for part in parts)
 
 
 def test_noise_alone_is_one_group():
