@@ -3523,8 +3523,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "selection: what whole units leave off is never drawn",
         "privacy/mechanisms/selection.py _Weights.rest_takes",
-        "drawn < low",
-        "False",
+        "exp_minus(gap * self.gamma, BITS + more) - (units << more)",
+        "-2",
         "tests/privacy/test_selection.py::test_what_the_units_leave_off_is_drawn_too",
     ),
     Mutant(
