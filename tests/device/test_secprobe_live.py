@@ -42,7 +42,7 @@ DRAWN = 'rule = "exponential", uploads = 3, keep = 2, rows = 30, epsilon = 0.25'
 
 def rows(count: int, seed: int) -> list[tuple[Any, int]]:
     rng = np.random.default_rng(seed)
-    labels = [number % 3 for number in range(count)]
+    labels = [number // 3 % 3 for number in range(count)]  # of three devices, which get every third row, each has all
     found = [np.eye(3)[label] + rng.normal(0, 0.2, 3) for label in labels]
     return [(each / np.linalg.norm(each), label) for each, label in zip(found, labels, strict=True)]
 
