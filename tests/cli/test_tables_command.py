@@ -165,7 +165,7 @@ def test_a_task_that_is_written_for_a_table_learns_it(own: Path):
 
 
 def test_what_no_epsilon_covers_is_said_in_the_file_unless_it_was_public(own: Path):
-    uncovered = "no ε covers what they tell"
+    uncovered = "no ε covers what they reveal"
     assert uncovered in " ".join(new("--ignore", "who").replace("\n#", "").split())
     Path("made.toml").unlink()
     text = new("--ignore", "who", "--bounds", "-2,2.5")

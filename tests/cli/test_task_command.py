@@ -222,7 +222,7 @@ def test_a_masked_task_is_checked_with_both_prices_and_its_cohorts():
     for words in (
         "at most 2 colluders",
         "if everyone else colludes",
-        "Cohorts of 20 to 25: everyone shares masks with everyone",
+        "Cohorts of 20 to 25: every pair of devices shares a mask",
         "18 of them honest",
         "a ring of 32 bits",
         "all 5 check-ins",

@@ -67,7 +67,7 @@ def draw_city(
     counted, off = [(name, share) for name, share, _ in shares], [each[2] for each in shares]
     for axes, rows, reach, title in (
         (left, scores, None, "predicted right, before it came: what only its owner sees"),
-        (right, counted, off, "how often, by noisy counts, with 95 %"),
+        (right, counted, off, "how often, by noisy counts, at 95 % confidence"),
     ):
         names, values = [name for name, _ in rows], [value for _, value in rows]
         axes.barh(names, values, xerr=reach, color=COLOURS[0], height=0.62, error_kw={"ecolor": INK, "capsize": 3})

@@ -237,9 +237,14 @@ def _show_outlook(report: Report, found: Task, shape: Shape | None, told: str | 
 
 
 def _show_masking(report: Report, terms: dict[str, Any]) -> None:
-    graph = "everyone shares masks with everyone" if terms["complete"] else f"{terms['neighbours']} neighbours each"
+    graph = (
+        "every pair of devices shares a mask"
+        if terms["complete"]
+        else f"each device shares masks with {terms['neighbours']} others"
+    )
     report.print(
-        f"Cohorts of {terms['minimum']} to {terms['cohort']}: {graph}, {terms['threshold']} shares rebuild a secret. "
+        f"Cohorts of {terms['minimum']} to {terms['cohort']}: {graph}, and any {terms['threshold']} shares recover a "
+        "secret. "
         f"At least {terms['minimum']} survive, {terms['honest']} of them honest: the noise is calibrated to those."
     )
     report.print(

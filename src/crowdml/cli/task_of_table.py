@@ -26,7 +26,7 @@ from crowdml.texts import count_text, did_you_mean, number_text, one_line
 
 MOST_MOMENTS = 500
 """Features up to which `gram` is the first choice: it sends the square of their number."""
-UNCOVERED = "no ε covers what they tell about its rows. Name others with --bounds, or public rows with --public."
+UNCOVERED = "no ε covers what they reveal about its rows. Set others with --bounds, or name public rows with --public."
 
 
 Ends = tuple[Fraction, Fraction]

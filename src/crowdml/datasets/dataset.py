@@ -55,7 +55,7 @@ class Dataset:
             beyond = int(((self.y_train < low) | (self.y_train > high)).sum())
             said = (
                 f"{self.name}: {beyond:,} of {len(self.y_train):,} labels are outside the task's bounds, {low:g} to "
-                f"{high:g}, and are held at them."
+                f"{high:g}, and are clipped to them."
             )
             y_train, y_test = self.y_train.clip(low, high), self.y_test.clip(low, high)
             return replace(self, y_train=y_train, y_test=y_test, remarks=(*self.remarks, *[said][: bool(beyond)]))

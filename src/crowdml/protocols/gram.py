@@ -172,7 +172,7 @@ def take_group(task: Task, uploads: Any, rows: Samples) -> Array:
 
 def fits(shape: Shape, masked: bool) -> str | None:
     """It has a masked form alone."""
-    return None if masked else "gram lets a sum over a crowd out and no device's own moments: it needs masks."
+    return None if masked else "gram needs masks: it releases sums over a crowd, never one device's moments."
 
 
 def advise(task: Task, shape: Shape | None) -> Task:

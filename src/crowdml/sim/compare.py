@@ -36,7 +36,7 @@ from crowdml.texts import number_text
 from crowdml.verdict import verdict
 
 UNCOVERED = (
-    "The bounds of the {} were taken from the rows: no ε covers what they tell. Give bounds that are known without the "
+    "The bounds of the {} were taken from the rows: no ε covers what they reveal. Give bounds that are known without the "
     "rows, or those of public rows."
 )
 
