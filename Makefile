@@ -8,6 +8,9 @@ export CROWDML_DATA
 export OPENBLAS_NUM_THREADS ?= 1
 # Compiled modules are kept: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE :=
+# Deno asks nobody for a newer version, and keeps what it compiled where the rest is kept.
+export DENO_NO_UPDATE_CHECK := 1
+export DENO_DIR ?= $(CURDIR)/.cache/deno
 # A file's tests share its servers and compiled loops, so they run in one process.
 PYTEST := $(RUN) -m pytest -n auto --dist loadfile --durations 20
 QUICK  := not slow and not kill and not postgres and not browser
@@ -51,6 +54,8 @@ lint: $(READY)
 	@$(VENV)/bin/ruff check src tests >&2
 	@$(VENV)/bin/ruff format --check -q src tests >&2
 	@$(VENV)/bin/basedpyright --level error >&2
+	@$(VENV)/bin/oxlint --quiet src/crowdml/web tests/web >&2
+	@$(VENV)/bin/deno check --quiet src/crowdml/web tests/web >&2
 
 docs: $(READY)
 	@$(RUN) -m pytest tests/docs -m "not slow"
