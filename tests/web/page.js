@@ -2,7 +2,8 @@
 
 /** @param {string} name @returns {Promise<string[]>} a sentence for each check that fails, and how many ran */
 export async function failures(name) {
-  const vectors = await (await fetch(`/spec/vectors/${name}.json`)).json();
+  const answer = await fetch(`/spec/vectors/${name}.json`);
+  const vectors = answer.ok ? await answer.json() : null; // a module may be checked without vectors
   /** @type {{ checks: (vectors: unknown) => import("./checks/expect.js").Check[] }} */
   const { checks } = await import(`./checks/${name}.js`);
   const found = checks(vectors);
