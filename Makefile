@@ -55,6 +55,7 @@ lint: $(READY)
 	@$(VENV)/bin/ruff format --check -q src tests >&2
 	@$(VENV)/bin/basedpyright --level error >&2
 	@$(VENV)/bin/oxlint --quiet src/crowdml/web tests/web >&2
+	@$(VENV)/bin/deno fmt --check --quiet >&2
 	@$(VENV)/bin/deno check --quiet src/crowdml/web tests/web >&2
 
 docs: $(READY)

@@ -11,7 +11,7 @@ import { forgetTables, noiseFrom, systemEntropy } from "../../src/crowdml/web/de
 export function draws(law, parameter, length, hex) {
   const data = hex === null ? null : fromHex(hex);
   let used = 0;
-  const source = noiseFrom((size) => (data === null ? systemEntropy(size) : data.subarray(used, (used += size))));
+  const source = noiseFrom((size) => (data === null ? systemEntropy(size) : data.subarray(used, used += size)));
   return { values: Array.from(source[law](parse(parameter), length)), used };
 }
 

@@ -24,8 +24,13 @@ export function checks(vectors) {
     }),
     check("what no device draws is refused", async () => {
       const source = noiseFrom();
-      for (const run of [() => source.discreteGaussian(parse("32769"), 1), () => source.discreteLaplace(parse("0"), 1),
-        () => source.skellam(parse("2000000000000"), 1)]) {
+      for (
+        const run of [
+          () => source.discreteGaussian(parse("32769"), 1),
+          () => source.discreteLaplace(parse("0"), 1),
+          () => source.skellam(parse("2000000000000"), 1),
+        ]
+      ) {
         equal((await refused(run)).name, "RangeError", "the error");
       }
       const short = noiseFrom((size) => new Uint8Array(size - 1));
@@ -48,8 +53,12 @@ function parameterOf(row) {
 function drawn(row) {
   const data = fromHex(row.bytes);
   let used = 0;
-  const source = noiseFrom((size) => data.subarray(used, (used += size)));
-  const ask = { "discrete-laplace": source.discreteLaplace, "discrete-gaussian": source.discreteGaussian, skellam: source.skellam };
+  const source = noiseFrom((size) => data.subarray(used, used += size));
+  const ask = {
+    "discrete-laplace": source.discreteLaplace,
+    "discrete-gaussian": source.discreteGaussian,
+    skellam: source.skellam,
+  };
   const parameter = parse(parameterOf(row));
   const found = ask[/** @type {keyof ask} */ (row.law)](parameter, row.values.length);
   equal(found, row.values, "the draws");
@@ -58,7 +67,12 @@ function drawn(row) {
 }
 
 function enclosed() {
-  const laws = [geometric(parse("7/2")), geometric(parse("7/2"), 8), discreteGaussian(parse("22/7")), skellam(parse("10"))];
+  const laws = [
+    geometric(parse("7/2")),
+    geometric(parse("7/2"), 8),
+    discreteGaussian(parse("22/7")),
+    skellam(parse("10")),
+  ];
   for (const law of laws) {
     const [coarse, fine] = [thresholds(law, 63), thresholds(law, 200)];
     holds(fine.length >= coarse.length, "a finer table is no shorter");

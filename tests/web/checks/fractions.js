@@ -40,7 +40,9 @@ export function checks() {
       equal(toNumber(parse("0.3")), 0.3, "a decimal");
     }),
     check("bits are counted", () => {
-      for (const n of [0, 1, 2, 7, 8, 255, 256, 2 ** 40]) equal(fractions.bitLength(BigInt(n)), n.toString(2).length - (n ? 0 : 1), `${n}`);
+      for (const n of [0, 1, 2, 7, 8, 255, 256, 2 ** 40]) {
+        equal(fractions.bitLength(BigInt(n)), n.toString(2).length - (n ? 0 : 1), `${n}`);
+      }
     }),
   ];
 }

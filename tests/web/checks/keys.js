@@ -22,10 +22,16 @@ export function checks(vectors) {
       equal(await keys.verify(new Uint8Array(32).fill(255), signature, HELLO), false, "by no key");
     }),
     check("keys that anybody could sign for are not sound", () => {
-      const points = ["00".repeat(32), `01${"00".repeat(31)}`, `ec${"ff".repeat(30)}7f`, `ed${"ff".repeat(30)}7f`,
-        `ec${"ff".repeat(31)}`, `${"00".repeat(31)}80`,
+      const points = [
+        "00".repeat(32),
+        `01${"00".repeat(31)}`,
+        `ec${"ff".repeat(30)}7f`,
+        `ed${"ff".repeat(30)}7f`,
+        `ec${"ff".repeat(31)}`,
+        `${"00".repeat(31)}80`,
         "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
-        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"];
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+      ];
       for (const point of points) equal(keys.isSound(fromHex(point)), false, point);
       equal(keys.isSound(fromHex(vectors[0].public)), true, "an honest key");
     }),

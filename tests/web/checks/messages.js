@@ -55,18 +55,64 @@ function shown(value) {
   return value === null || typeof value === "number" ? value : value.values;
 }
 
-const LONGER = ["cc05", "cd00ff", "ce0000ffff", "cf00000000ffffffff", "d0e0", "d1ff80", "d2ffff8000", "d900",
-  "da0001ff",  "c50000", "c60000ffff", "dc0000", "dd00000010", "de0000"]; // each has a shorter form
-const WRONG = ["c1", "c2", "c3", "ca00000000", "cb0000000000000000", "d40000", "c70000", "0000", "a2ff", "a1ff", "92c0",
-  "8201c002c0", "82a162c0a161c0", "82a161c0a161c0", "8101c0", "c405", ""];
+const LONGER = [
+  "cc05",
+  "cd00ff",
+  "ce0000ffff",
+  "cf00000000ffffffff",
+  "d0e0",
+  "d1ff80",
+  "d2ffff8000",
+  "d900",
+  "da0001ff",
+  "c50000",
+  "c60000ffff",
+  "dc0000",
+  "dd00000010",
+  "de0000",
+]; // each has a shorter form
+const WRONG = [
+  "c1",
+  "c2",
+  "c3",
+  "ca00000000",
+  "cb0000000000000000",
+  "d40000",
+  "c70000",
+  "0000",
+  "a2ff",
+  "a1ff",
+  "92c0",
+  "8201c002c0",
+  "82a162c0a161c0",
+  "82a161c0a161c0",
+  "8101c0",
+  "c405",
+  "",
+];
 
 const own = [
   check("whole numbers have their shortest forms", () => {
     /** @type {[number | bigint, string][]} */
-    const cases = [[0, "00"], [127, "7f"], [128, "cc80"], [255, "ccff"], [256, "cd0100"], [65536, "ce00010000"],
-      [2 ** 32, "cf0000000100000000"], [2n ** 63n - 1n, "cf7fffffffffffffff"], [2n ** 64n - 1n, "cfffffffffffffffff"],
-      [-1, "ff"], [-32, "e0"], [-33, "d0df"], [-128, "d080"], [-129, "d1ff7f"], [-32769, "d2ffff7fff"],
-      [-(2n ** 31n) - 1n, "d3ffffffff7fffffff"], [-(2n ** 63n), "d38000000000000000"]];
+    const cases = [
+      [0, "00"],
+      [127, "7f"],
+      [128, "cc80"],
+      [255, "ccff"],
+      [256, "cd0100"],
+      [65536, "ce00010000"],
+      [2 ** 32, "cf0000000100000000"],
+      [2n ** 63n - 1n, "cf7fffffffffffffff"],
+      [2n ** 64n - 1n, "cfffffffffffffffff"],
+      [-1, "ff"],
+      [-32, "e0"],
+      [-33, "d0df"],
+      [-128, "d080"],
+      [-129, "d1ff7f"],
+      [-32769, "d2ffff7fff"],
+      [-(2n ** 31n) - 1n, "d3ffffffff7fffffff"],
+      [-(2n ** 63n), "d38000000000000000"],
+    ];
     for (const [value, hex] of cases) {
       equal(toHex(encode(value)), hex, `${value}`);
       equal(BigInt(/** @type {number} */ (decode(fromHex(hex)))), BigInt(value), hex);

@@ -21,7 +21,7 @@ export function checks(vectors) {
         equal(await receipts.verifyReceipt(found, serverKey), true, "its signature");
         equal(await receipts.verifyReceipt({ ...found, index: row.index + 1 }, serverKey), false, "of another place");
         await refused(() => receipts.openReceipt(fromHex(`${row.encoded}00`)));
-      }),
+      })
     ),
     check("the chain binds each to those before", async () => {
       let chain = await receipts.chainStart(task);

@@ -22,7 +22,7 @@ export function checks(vectors) {
         equal(header.slice(0, -86), row.header.slice(0, -86), "the header");
         const lines = `crowdml/request/1\n${row.method}\n${row.target}\n${row.seconds}\n${toHex(await sha256(body))}`;
         for (const each of [header, row.header]) await signed((await key).public, each.slice(-86), toUtf8(lines));
-      }),
+      })
     ),
     ...vectors.enrolment.map((row) =>
       check(`enrol with ${row.code}`, async () => {
@@ -30,7 +30,7 @@ export function checks(vectors) {
         equal(toHex(body), row.body, "the body");
         const data = concat(toUtf8("crowdml/enrol/1"), await sha256(body));
         for (const each of [signature, row.signature]) await signed((await key).public, each, data);
-      }),
+      })
     ),
     check("the answer to an enrolment", async () => {
       const { device, server_key, tasks, encoded } = vectors.enrolled;
@@ -45,7 +45,7 @@ export function checks(vectors) {
         equal(query.slice(0, -86), row.query.slice(0, -86), "the query");
         const data = toUtf8(`crowdml/owner/1\n${row.device}\n${row.at}\n${row.for}`);
         for (const each of [query, row.query]) await signed((await key).public, each.slice(-86), data);
-      }),
+      })
     ),
   ];
 }

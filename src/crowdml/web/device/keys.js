@@ -41,7 +41,9 @@ export async function checkBrowser() {
 
 /** The address of whoever has this key: the first 32 hex digits of its SHA-256. @param {Bytes} publicKey */
 export async function deviceId(publicKey) {
-  if (publicKey.length !== PUBLIC_SIZE) malformed(`A public key has ${PUBLIC_SIZE} bytes; this has ${publicKey.length}.`);
+  if (publicKey.length !== PUBLIC_SIZE) {
+    malformed(`A public key has ${PUBLIC_SIZE} bytes; this has ${publicKey.length}.`);
+  }
   return toHex(await sha256(publicKey)).slice(0, 32);
 }
 

@@ -117,7 +117,7 @@ function downwards(count, last, step) {
 export function expMinus(x, precision) {
   if (compare(x, whole(precision)) >= 0) return 0n;
   const halvings = BigInt(bitLength(ceiling(x)) + 8);
-  for (let extra = halvings + 32n; ; extra *= 2n) {
+  for (let extra = halvings + 32n;; extra *= 2n) {
     const [low, high] = expBetween(x, halvings, precision + extra);
     const [least, most] = [low >> extra, -(-high >> extra)];
     if (most - least <= 2n) return least;
@@ -146,7 +146,7 @@ function expBetween(x, halvings, work) {
  */
 export function thresholds(law, bits) {
   let reach = (bits + 4) * Math.log(2) + 1;
-  for (let spare = 12; ; spare += 32, reach += 8) {
+  for (let spare = 12;; spare += 32, reach += 8) {
     const found = enclose(law, bits, reach, spare);
     if (found) return found;
   }

@@ -123,7 +123,7 @@ function isOpen(table, found, high, low) {
  * @param {Law} law @param {number} high @param {number} low @param {Entropy} entropy @returns {number} */
 function decide(law, high, low, entropy) {
   let prefix = (BigInt(high) << 32n) | BigInt(low);
-  for (let bits = WORD + 64; ; bits += 64) {
+  for (let bits = WORD + 64;; bits += 64) {
     prefix = (prefix << 64n) | bytesOf(entropy, 8).getBigUint64(0, true);
     const table = thresholds(law, bits);
     const found = place(table, prefix);
@@ -146,7 +146,9 @@ function place(table, prefix) {
 function bytesOf(entropy, size) {
   const bytes = entropy(size);
   if (bytes.length !== size) {
-    throw new Error(`The source of entropy gave ${bytes.length} bytes where ${size} were asked for. No noise was drawn.`);
+    throw new Error(
+      `The source of entropy gave ${bytes.length} bytes where ${size} were asked for. No noise was drawn.`,
+    );
   }
   return new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
 }

@@ -49,7 +49,9 @@ export function openEnrolled(data) {
 /** The query of a link to the owner's page that holds from `at` for `lasts` seconds. Whoever has it is taken for the
  * owner: show it to nobody else. @param {Key} key @param {number} at Unix time @param {number} [lasts] */
 export async function ownerLink(key, at, lasts = LONGEST_LINK) {
-  if (lasts < 1 || lasts > LONGEST_LINK || at < 0) throw new RangeError(`A link holds for 1 to ${LONGEST_LINK} seconds.`);
+  if (lasts < 1 || lasts > LONGEST_LINK || at < 0) {
+    throw new RangeError(`A link holds for 1 to ${LONGEST_LINK} seconds.`);
+  }
   const signed = toUtf8(["crowdml/owner/1", key.id, at, lasts].join("\n"));
   return `at=${at}&for=${lasts}&signature=${toBase64url(await sign(key, signed))}`;
 }
