@@ -1,7 +1,7 @@
-"""What a device does before it sends: draws of each law, sums on the grid, verdicts of budgets, local updates.
+"""What a device does before it sends: draws of each law, sums on the grid, verdicts, local updates, whole turns.
 
-`make_vectors.py` writes these beside the vectors of the wire. Only `draws.json` has noise in it, from random bytes that
-stand beside it.
+`make_vectors.py` writes these beside the vectors of the wire. Only `draws.json` and `turns.json` have noise in them,
+from random bytes that stand beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from crowdml import protocols
 from crowdml.arrays import Samples
 from crowdml.messages import SERVER, encode
 from crowdml.privacy.budget import Budget
@@ -27,8 +28,9 @@ from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.privacy.spending import Charge, History
 from crowdml.protocol import Context, Send
-from crowdml.protocols import local_updates
+from crowdml.protocols import local_updates, sgd
 from crowdml.task import Task, parse
+from crowdml.turn import check_in
 from crowdml.wire.keys import Key
 from crowdml.wire.statements import Statement
 
@@ -325,6 +327,140 @@ def local_case(name: str, task: Task) -> Any:
     }  # fmt: skip
 
 
+# --- whole turns ---
+
+TURN_END = """
+[privacy]
+mechanism = "discrete-gaussian"
+epsilon = { gradient = 0.9, errors = 0.05, labels = 0.05 }
+delta = 1e-6
+budget = { epsilon = 1.0, samples = 100 }
+"""
+TWO_CLASSES = BEGINNING.replace('["a", "b", "c", "d"]', '["no", "yes"]')
+SGD_PROTOCOL = """
+[protocol]
+kind = "sgd"
+batch = 4
+step = { c = 1.0 }
+"""
+TURNS = {
+    "sgd, softmax with a bias, held out": BEGINNING + "bias = true" + SGD_PROTOCOL + "held_out = 1" + TURN_END,
+    "sgd, logistic": TWO_CLASSES.replace("softmax", "logistic") + SGD_PROTOCOL + TURN_END,
+    "sgd, svm in the l1 norm": TWO_CLASSES.replace("softmax", "svm").replace('"l2"', '"l1"') + SGD_PROTOCOL + """
+[privacy]
+mechanism = "discrete-laplace"
+epsilon = { gradient = 2.0, labels = 0.5 }
+delta = 0.0
+""",
+    "sgd, two passes of a network": BEGINNING.replace("softmax", "mlp") + """hidden = [3]
+activation = "tanh"
+""" + SGD_PROTOCOL + "clip = 1.0" + TURN_END + "uses = 2\n",
+    "local updates of a network, adaptive": BEGINNING.replace("softmax", "mlp") + """hidden = [3]
+[protocol]
+kind = "local_updates"
+batch = 4
+minibatch = 2
+local_steps = 3
+clip = 0.5
+rate = { c = 0.25, schedule = "adagrad" }
+[privacy]
+mechanism = "discrete-gaussian"
+unit = "device"
+epsilon = { update = 4.0 }
+delta = 1e-6
+budget = { epsilon = 4.0, samples = 40 }
+""",
+    "local updates in the l1 norm": BEGINNING + """
+[protocol]
+kind = "local_updates"
+batch = 4
+local_steps = 2
+update_clip = 1.0
+rate = { c = 0.5 }
+[privacy]
+mechanism = "discrete-laplace"
+unit = "device"
+epsilon = { update = 6.0 }
+delta = 0.0
+budget = { epsilon = 6.0, samples = 12 }
+""",
+    **{f"local updates: {name}": text for name, text in LOCAL.items()},
+}  # fmt: skip
+TURN_TRIPS = (0, 2)
+"""Check-ins that are shown, with as many batches before them."""
+
+
+def turns() -> Any:
+    """From a task, a batch, a publication and random bytes to the message and the charges of one check-in."""
+    return [turn_case(name, parse(text)) for name, text in TURNS.items()]
+
+
+def turn_case(name: str, task: Task) -> Any:
+    protocol = protocols.find(task)
+    shape = sgd.plan(task).model.shape if protocol.name == "sgd" else local_updates.plan(task).model.shape
+    labels = BATCH.y % (task.classes or 1)
+    batch = Samples(BATCH.x, labels)
+    weights = (np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 7 - 3) / 8
+    history, runs = History(), list[Any]()
+    for trip in range(max(TURN_TRIPS) + 1):
+        stream = Stream(random_bytes(f"turn {name} {trip}", 4096))
+        turned = check_in(
+            protocol, task, batch, published(protocol.name, weights), noise=SystemSource(stream), me=OWNER.id, trip=trip
+        )
+        for wide in (weights, weights.astype(np.float64)):  # a vector is the same in either float
+            offer = published(protocol.name, wide)
+            quiet = check_in(protocol, task, batch, offer, noise=Silence(), me=OWNER.id, trip=trip)
+            noise = drawn_rows(task, protocol, SystemSource(Stream(stream.data)), quiet)
+            sums = [(steps + drawn).tolist() for (_, steps), drawn in zip(rows_of(quiet.message), noise, strict=True)]
+            assert [steps.tolist() for _, steps in rows_of(turned.message)] == sums
+        charges = [
+            Charge(task.hash, each.row, each.priced.loss, each.priced.device_loss, each.mechanism.observer,
+                   each.mechanism.sensitivity.adjacency, 4 * trip + each.part.start, 4 * trip + each.part.stop - 1,
+                   "2025-01-31T12:00:00+00:00")
+            for each in turned.passages
+        ]  # fmt: skip
+        history.add(task.hash, charges)
+        if trip in TURN_TRIPS:
+            runs.append({
+                "trip": trip, "first": 4 * trip, "bytes": stream.data[: stream.used].hex(),
+                "kind": turned.message.kind, "body": encode(turned.message).hex(),
+                "charges": [
+                    {"row": each.mechanism, "first": each.first_sample, "last": each.last_sample,
+                     "loss": str(each.loss), "device_loss": str(each.device_loss)}
+                    for each in charges
+                ],
+                "statement": Statement.of(*history.spent().after([], 0)).plain(),
+            })  # fmt: skip
+    return {
+        "name": name, "task": task.canonical.decode(), "hash": task.hash.hex(), "x": BATCH.x.tolist(),
+        "y": labels.tolist(), "publication": encode(published(protocol.name, weights)).hex(), "runs": runs,
+    }  # fmt: skip
+
+
+def published(protocol: str, weights: Any) -> Any:
+    if protocol == "sgd":
+        return sgd.Params(weights, np.int32(3))
+    return local_updates.Weights(weights, np.int32(3), np.int32(9))
+
+
+def rows_of(message: Any) -> list[tuple[str, Any]]:
+    """The rows that a message releases, in the order of the table."""
+    named = ((row, getattr(message, row, None)) for row in ("gradient", "errors", "labels", "update"))
+    return [(row, held.value) for row, held in named if held is not None]
+
+
+def drawn_rows(task: Task, protocol: Any, source: SystemSource, turned: Any) -> list[Any]:
+    """The noise of each row, drawn by its law alone."""
+    table, found = protocol.mechanisms(task), list[Any]()
+    for row, steps in rows_of(turned.message):
+        law = table[row].law.drawn
+        if isinstance(law, DiscreteGaussian):
+            found.append(source.discrete_gaussian(law.sigma, steps))
+        else:
+            found.append(source.discrete_laplace(law.scale, steps))
+    return found
+
+
 def build() -> dict[str, Any]:
     """Every file of vectors by its name."""
-    return {"draws": draws(), "grid": grids(), "spending": spending(), "local_updates": local()}
+    return {"draws": draws(), "grid": grids(), "spending": spending(), "local_updates": local(), "turns": turns()}

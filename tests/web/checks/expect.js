@@ -8,7 +8,7 @@ export function check(name, run) {
 }
 
 /** @param {unknown} found @param {unknown} wanted @param {string} [what] */
-export function equal(found, wanted, what = "") {
+export function equal(found, wanted, what = "it") {
   const [one, other] = [show(found), show(wanted)];
   if (one !== other) throw new Error(`${what} is ${one.slice(0, 2000)}, and must be ${other.slice(0, 2000)}`);
 }
