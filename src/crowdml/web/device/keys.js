@@ -51,8 +51,13 @@ export async function deviceId(publicKey) {
  * @param {Uint8Array} publicKey */
 export function isSound(publicKey) {
   if (publicKey.length !== PUBLIC_SIZE) return false;
-  const y = BigInt(`0x${toHex(publicKey.toReversed())}`) & (2n ** 255n - 1n);
+  const y = littleEndian(publicKey) & (2n ** 255n - 1n);
   return y < FIELD && !SMALL_ORDER.has(y);
+}
+
+/** @param {Uint8Array} bytes @returns {bigint} */
+function littleEndian(bytes) {
+  return BigInt(`0x${toHex(bytes.toReversed())}`);
 }
 
 /** A new key. Its private half cannot be read out of the browser. @returns {Promise<Key>} */
@@ -115,9 +120,10 @@ export async function agreementSecret(key) {
   return fromBase64url(d ?? "");
 }
 
-/** The 32 bytes that the two keys agree on. A point of small order is refused. @param {AgreementKey} own
- * @param {Bytes} other @returns {Promise<Bytes>} */
+/** The 32 bytes that the two keys agree on. A point of small order, or in another than its one encoding, is refused.
+ * @param {AgreementKey} own @param {Bytes} other @returns {Promise<Bytes>} */
 export async function agree(own, other) {
+  if (other.length !== PUBLIC_SIZE || littleEndian(other) >= FIELD) malformed("A peer's X25519 key is not canonical.");
   try {
     const key = await crypto.subtle.importKey("raw", other, { name: "X25519" }, false, []);
     const found = await crypto.subtle.deriveBits({ name: "X25519", public: key }, own.private, 256);
