@@ -11,7 +11,7 @@ import { planOf } from "../../src/crowdml/web/device/turn.js";
 /** @param {string} text a masked task */
 export async function masked(text) {
   const task = await readTask(toUtf8(text));
-  const { fields, smallest, largest, survivors, colluders } = termsOf(task, planOf(task));
+  const { fields, smallest, largest, survivors, colluders } = termsOf(task, await planOf(task));
   return {
     fields: fields.map(({ tag, length, bits }) => [tag, length, bits]),
     smallest,

@@ -13,7 +13,7 @@ from crowdml.secagg.terms import terms_of
 from crowdml.task import find_task
 
 
-@pytest.mark.parametrize("name", ["demo", "digits-masked", "digits-mlp"])
+@pytest.mark.parametrize("name", ["demo", "digits-gram", "digits-masked", "digits-mlp"])
 def test_the_terms_of_a_task_are_pythons(engine: Any, name: str):
     task = find_task(name)
     terms = terms_of(task, protocols.find(task).mechanisms(task))

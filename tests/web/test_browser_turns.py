@@ -55,12 +55,27 @@ minimum = 15
 colluders = 2
 """
 TASKS = {
-    **{name: find_task(name) for name in ("activity", "demo", "digits", "digits-masked", "digits-mlp", "mnist")},
+    **{
+        name: find_task(name)
+        for name in ("activity", "demo", "digits", "digits-gram", "digits-masked", "digits-mlp", "mnist")
+    },
     "local, a sample": parse(LOCAL + ALONE),
     "local, like the steps": parse(LOCAL + 'noise = { schedule = "weights" }\n' + ALONE),
     "local, a device": parse(LOCAL + "clip = 0.5\n" + ALONE + 'unit = "device"\n'),
     "local, noise that shrinks": parse(
         LOCAL + 'clip = 0.5\nnoise = { schedule = "geometric", ratio = 0.95 }\n' + ALONE + 'unit = "device"\n'
+    ),
+    "gram, a device, with cosines": parse(
+        LOCAL.partition("[model]")[0]
+        + """
+[model]
+kind = "ridge"
+[protocol]
+kind = "gram"
+batch = 5
+map = { kind = "cosine", seed = 4, features = 20, width = 0.5 }
+"""
+        + MASKED.replace("update", "moments").replace("[masking]", 'unit = "device"\n[masking]')
     ),
     "local, masked": parse(LOCAL.replace('"path"', '"steps"') + MASKED),
 }

@@ -15,7 +15,7 @@ import { silence } from "./checks/silence.js";
  * @param {string} text the canonical task @param {number} trip */
 export async function planned(text, trip) {
   const task = await readTask(toUtf8(text));
-  const plan = planOf(task);
+  const plan = await planOf(task);
   const rows = Object.entries(plan.table).map(([name, row]) => {
     const { loss, deviceLoss, alone, deviceAlone } = lossesAt(row, trip);
     return [name, {
@@ -35,7 +35,7 @@ export async function planned(text, trip) {
  * @param {string} text @param {number[][]} x @param {number[]} y @param {string} publication @param {number} trip */
 export async function silent(text, x, y, publication, trip) {
   const task = await readTask(toUtf8(text));
-  const plan = planOf(task);
+  const plan = await planOf(task);
   const samples = { x: x.map((row) => Float32Array.from(row)), y };
   const turn = deviceTurn(
     task,
@@ -50,7 +50,7 @@ export async function silent(text, x, y, publication, trip) {
  * @param {number[]} y @param {string} publication @param {number} turns */
 export async function turnTimes(text, x, y, publication, turns) {
   const task = await readTask(toUtf8(text));
-  const plan = planOf(task);
+  const plan = await planOf(task);
   const samples = { x: x.map((row) => Float32Array.from(row)), y };
   const noise = noiseFrom();
   const given = { samples, publication: plan.read(fromHex(publication)), first: 0, trip: 0 };

@@ -24,11 +24,11 @@ from crowdml.privacy.laws import DiscreteGaussian, Geometric, Skellam, Threshold
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, group
 from crowdml.privacy.mechanisms import GaussianStable, GridGaussian, Scheduled
 from crowdml.privacy.noise import WORD, Silence, SystemSource, _block
-from crowdml.privacy.private import Private, Rows
+from crowdml.privacy.private import Masked, Private, Rows
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.privacy.spending import Charge, History
 from crowdml.protocol import Context, Send
-from crowdml.protocols import local_updates, sgd
+from crowdml.protocols import gram, local_updates, sgd
 from crowdml.task import Task, parse
 from crowdml.turn import check_in
 from crowdml.wire.keys import Key
@@ -370,6 +370,28 @@ epsilon = { update = 4.0 }
 delta = 1e-6
 budget = { epsilon = 4.0, samples = 40 }
 """,
+    "sgd under masks": BEGINNING + SGD_PROTOCOL + """
+[privacy]
+mechanism = "skellam"
+epsilon = { gradient = 2.0, labels = 0.5 }
+delta = 1e-7
+[masking]
+cohort = 10
+minimum = 8
+colluders = 1
+""",
+    "gram, under masks": BEGINNING.replace("softmax", "ridge") + """
+[protocol]
+kind = "gram"
+batch = 4
+[privacy]
+mechanism = "skellam"
+epsilon = { moments = 2.0 }
+delta = 1e-7
+[masking]
+cohort = 10
+minimum = 8
+""",
     "local updates in the l1 norm": BEGINNING + """
 [protocol]
 kind = "local_updates"
@@ -397,7 +419,11 @@ def turns() -> Any:
 
 def turn_case(name: str, task: Task) -> Any:
     protocol = protocols.find(task)
-    shape = sgd.plan(task).model.shape if protocol.name == "sgd" else local_updates.plan(task).model.shape
+    shape = {
+        "sgd": lambda: sgd.plan(task).model.shape,
+        "local_updates": lambda: local_updates.plan(task).model.shape,
+        "gram": lambda: (gram.plan(task).mechanism.features, task.classes),
+    }[protocol.name]()  # fmt: skip
     labels = BATCH.y % (task.classes or 1)
     batch = Samples(BATCH.x, labels)
     weights = (np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 7 - 3) / 8
@@ -416,14 +442,17 @@ def turn_case(name: str, task: Task) -> Any:
         charges = [
             Charge(task.hash, each.row, each.priced.loss, each.priced.device_loss, each.mechanism.observer,
                    each.mechanism.sensitivity.adjacency, 4 * trip + each.part.start, 4 * trip + each.part.stop - 1,
-                   "2025-01-31T12:00:00+00:00")
+                   "2025-01-31T12:00:00+00:00",
+                   *((each.mechanism.alone, each.mechanism.device_alone) if task.masking is not None else ()))
             for each in turned.passages
         ]  # fmt: skip
         history.add(task.hash, charges)
         if trip in TURN_TRIPS:
             runs.append({
                 "trip": trip, "first": 4 * trip, "bytes": stream.data[: stream.used].hex(),
-                "kind": turned.message.kind, "body": encode(turned.message).hex(),
+                "kind": turned.message.kind,
+                **({"body": encode(turned.message).hex()} if task.masking is None
+                   else {"masked": {row: steps.ravel().tolist() for row, steps in rows_of(turned.message)}}),
                 "charges": [
                     {"row": each.mechanism, "first": each.first_sample, "last": each.last_sample,
                      "loss": str(each.loss), "device_loss": str(each.device_loss)}
@@ -438,15 +467,17 @@ def turn_case(name: str, task: Task) -> Any:
 
 
 def published(protocol: str, weights: Any) -> Any:
+    if protocol == "gram":
+        return gram.Fitted(weights, np.int32(3))
     if protocol == "sgd":
         return sgd.Params(weights, np.int32(3))
     return local_updates.Weights(weights, np.int32(3), np.int32(9))
 
 
 def rows_of(message: Any) -> list[tuple[str, Any]]:
-    """The rows that a message releases, in the order of the table."""
-    named = ((row, getattr(message, row, None)) for row in ("gradient", "errors", "labels", "update"))
-    return [(row, held.value) for row, held in named if held is not None]
+    """The rows that a message releases, or that leave under masks, in the order of the table."""
+    named = ((row, getattr(message, row, None)) for row in ("gradient", "errors", "labels", "update", "moments"))
+    return [(row, held._summand if isinstance(held, Masked) else held.value) for row, held in named if held is not None]
 
 
 def drawn_rows(task: Task, protocol: Any, source: SystemSource, turned: Any) -> list[Any]:
@@ -454,7 +485,11 @@ def drawn_rows(task: Task, protocol: Any, source: SystemSource, turned: Any) -> 
     table, found = protocol.mechanisms(task), list[Any]()
     for row, steps in rows_of(turned.message):
         law = table[row].law.drawn
-        if isinstance(law, DiscreteGaussian):
+        if row == "moments":
+            found.append(table[row].noise(source))
+        elif isinstance(law, Skellam):
+            found.append(source.skellam(law.variance, steps))
+        elif isinstance(law, DiscreteGaussian):
             found.append(source.discrete_gaussian(law.sigma, steps))
         else:
             found.append(source.discrete_laplace(law.scale, steps))

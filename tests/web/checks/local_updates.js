@@ -20,7 +20,7 @@ export function checks(vectors) {
   return vectors.map((row) =>
     check(row.name, async () => {
       const task = await readTask(toUtf8(row.task), fromHex(row.hash));
-      const plan = planOf(task);
+      const plan = await planOf(task);
       const { update } = plan.table;
       const rounding = update.form === "stable" ? "to the nearest" : "toward zero";
       equal([toText(update.step), update.bound, rounding], [row.grid, row.most, row.rounding], "the grid");

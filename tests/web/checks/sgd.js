@@ -94,5 +94,5 @@ function packed(value) {
 /** @param {Case} row */
 async function opened(row) {
   const task = await readTask(toUtf8(row.task), fromHex(row.hash));
-  return { task, plan: planOf(task) };
+  return { task, plan: await planOf(task) };
 }

@@ -54,7 +54,11 @@ function changed(changes) {
 /** @type {[Table, string][]} */
 const REFUSED = [
   [{ protocol: { kind: "admm" } }, 'protocol.kind is "admm"'],
-  [{ protocol: { kind: "gram" } }, '"gram"'],
+  [{ model: { kind: "ridge" }, protocol: { kind: "gram", step: undefined } }, "[masking]"],
+  [{ model: { kind: "ridge" }, protocol: { kind: "gram", map: { kind: "convolution" }, step: undefined } }, "map.kind"],
+  [{ protocol: { kind: "gram" } }, "protocol.step"],
+  [{ protocol: { kind: "secprobe" } }, '"secprobe"'],
+  [{ protocol: undefined }, "protocol"],
   [{ protocol: { combine: { rule: "median", uploads: 11 } } }, "protocol.combine"],
   [{ protocol: { clip: 0 } }, "protocol.clip is not above zero"],
   [{ protocol: { held_out: 4 } }, "held_out"],
@@ -96,12 +100,12 @@ export function checks() {
         1e-6,
         "9/10",
       ]);
-      equal(planOf(task).batch, 4, "the batch");
+      equal((await planOf(task)).batch, 4, "the batch");
       equal((await refused(() => readTask(data, new Uint8Array(32)))).slug, "wrong-task", "another hash");
     }),
     ...REFUSED.map(([changes, word]) =>
       check(`refused: ${JSON.stringify(changes)}`, async () => {
-        const error = await refused(async () => planOf(await readTask(changed(changes))));
+        const error = await refused(async () => await planOf(await readTask(changed(changes))));
         equal(["invalid-task", "malformed"].includes(error.slug ?? ""), true, `a sentence in ${error}`);
         holds(error.message.includes(word), `${error.message} says ${word}`);
       })

@@ -10,7 +10,8 @@ import { check, equal } from "./expect.js";
 
 /**
  * @typedef {{ row: string, first: number, last: number, loss: string, device_loss: string }} Charged
- * @typedef {{ trip: number, first: number, bytes: string, kind: string, body: string, charges: Charged[],
+ * @typedef {{ trip: number, first: number, bytes: string, kind: string, body?: string,
+ *   masked?: { [row: string]: number[] }, charges: Charged[],
  *   statement: unknown }} Run
  * @typedef {{ name: string, task: string, hash: string, x: number[][], y: number[], publication: string, runs: Run[] }} Case
  */
@@ -23,7 +24,7 @@ export function checks(vectors) {
 /** @param {Case} row */
 async function turned(row) {
   const task = await readTask(toUtf8(row.task), fromHex(row.hash));
-  const plan = planOf(task);
+  const plan = await planOf(task);
   const publication = plan.read(fromHex(row.publication));
   const samples = { x: row.x.map((each) => Float64Array.from(each)), y: row.y };
   for (const run of row.runs) {
@@ -31,7 +32,10 @@ async function turned(row) {
     let used = 0;
     const noise = noiseFrom((size) => data.subarray(used, used += size));
     const turn = deviceTurn(task, plan, { samples, publication, first: run.first, trip: run.trip }, noise);
-    equal([turn.kind, toHex(turn.body ?? new Uint8Array())], [run.kind, run.body], `check-in ${run.trip}`);
+    equal([turn.kind, turn.body ? toHex(turn.body) : undefined], [run.kind, run.body], `check-in ${run.trip}`);
+    for (const [name, masked] of Object.entries(turn.masked ?? {})) {
+      equal(masked.under((steps) => Array.from(steps)), run.masked?.[name], `${name}, before its masks`);
+    }
     equal(used, data.length, "the random bytes that were used");
     equal(sorted(turn.charges.map(shown)), sorted(run.charges), `the charges of check-in ${run.trip}`);
     equal(ledgerAfter(task, plan, run.trip).statement(turn.charges), run.statement, "the statement");

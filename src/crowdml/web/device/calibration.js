@@ -111,13 +111,14 @@ export const ORDERS = [
 ];
 
 /** What Skellam noise of this variance proves for an integer query of these sensitivities (Agarwal, Kairouz, Liu 2021).
- * @param {Fraction} l2 @param {Fraction} l1 @param {Fraction} variance @returns {Renyi} */
-export function skellamLoss(l2, l1, variance) {
+ * `smallest` is the variance of the entries with least noise, where `l2` weighs each by its own.
+ * @param {Fraction} l2 @param {Fraction} l1 @param {Fraction} variance @param {Fraction} [smallest] @returns {Renyi} */
+export function skellamLoss(l2, l1, variance, smallest = variance) {
   const power = square(l2);
   const values = ORDERS.map((order) => {
     const [a, six] = [whole(2 * order - 1), multiply(whole(6), l1)];
-    const inner = divide(add(multiply(a, power), six), multiply(whole(4), square(variance)));
-    const outer = divide(multiply(whole(3), l1), multiply(TWO, variance));
+    const inner = divide(add(multiply(a, power), six), multiply(whole(4), square(smallest)));
+    const outer = divide(multiply(whole(3), l1), multiply(TWO, smallest));
     const first = divide(multiply(whole(order), power), multiply(TWO, variance));
     return roundUp(add(first, fractions.least(inner, outer)));
   });
@@ -131,19 +132,45 @@ export function skellamVariance(l2, l1, epsilon, delta, uses) {
   const cheapest = Math.min(...ORDERS.map((order) => conversion(order, delta).value + conversion(order, delta).error));
   if (!(cheapest < fractions.toNumber(epsilon))) throw new RangeError("No Skellam noise keeps this epsilon and delta.");
   /** @param {Fraction} variance */
-  const isEnough = (variance) => {
-    const plan = times(totalOf(skellamLoss(l2, l1, variance)), uses);
-    const within = compare(fractions.exact(epsilonOf(plan, delta) * (1 + 1e-14)), epsilon) <= 0;
-    return within && allows(filterOf(epsilon, delta, plan), plan);
-  };
+  const isEnough = (variance) => isWithin(times(totalOf(skellamLoss(l2, l1, variance)), uses), epsilon, delta);
   let high = roundUp(divide(square(l2), divide(multiply(TWO, rhoFor(epsilon, delta)), whole(uses))), 8);
   while (!isEnough(high)) high = multiply(high, TWO);
   let low = divide(high, TWO);
   while (isEnough(low)) [low, high] = [divide(low, TWO), low];
+  return halve(low, high, isEnough);
+}
+
+/** Whether a plan keeps a budget, however the last digit of a logarithm falls. @param {import("./losses.js").Total} plan
+ * @param {Fraction} epsilon @param {number} delta */
+function isWithin(plan, epsilon, delta) {
+  const within = compare(fractions.exact(epsilonOf(plan, delta) * (1 + 1e-14)), epsilon) <= 0;
+  return within && allows(filterOf(epsilon, delta, plan), plan);
+}
+
+/** The upper end of twenty halvings between what is not enough and what is. @param {Fraction} low @param {Fraction} high
+ * @param {(value: Fraction) => boolean} isEnough @returns {Fraction} */
+function halve(low, high, isEnough) {
   for (let turn = 0; turn < 20; turn++) {
     const middle = divide(add(low, high), TWO);
     if (isEnough(middle)) high = middle;
     else low = middle;
   }
   return high;
+}
+
+/** What Skellam noise proves for second moments, where entries off the diagonal have half the variance.
+ * @param {Fraction} l2 @param {Fraction} l1 @param {Fraction} variance @returns {Renyi} */
+export function momentsLoss(l2, l1, variance) {
+  return skellamLoss(l2, l1, variance, divide(variance, TWO));
+}
+
+/** The least variance, rounded up, such that one release of second moments is (epsilon, delta)-DP. @param {Fraction} l2
+ * @param {Fraction} l1 @param {Fraction} epsilon @param {number} delta @returns {Fraction} */
+export function momentsVariance(l2, l1, epsilon, delta) {
+  /** @param {Fraction} variance */
+  const isEnough = (variance) => isWithin(totalOf(momentsLoss(l2, l1, variance)), epsilon, delta);
+  let low = skellamVariance(l2, l1, epsilon, delta, 1);
+  let high = low;
+  while (!isEnough(high)) [low, high] = [high, multiply(high, TWO)];
+  return high === low ? high : halve(low, high, isEnough);
 }

@@ -8,6 +8,7 @@
  * @typedef {import("./mechanisms.js").Losses} Losses
  * @typedef {import("./mechanisms.js").Mechanism} Mechanism
  * @typedef {import("./mechanisms.js").Part} Part
+ * @typedef {import("./mechanisms.js").Steps} Steps
  * @typedef {import("./models.js").Samples} Samples
  * @typedef {import("./noise.js").Source} Source
  * @typedef {{ readonly row: string, readonly part: Part, readonly losses: Losses }} Passage one release: it is charged
@@ -90,16 +91,16 @@ export class Release {
 
 /** A device's summand with its share of the noise: it leaves under masks, and only so. */
 export class Masked {
-  /** @type {Int32Array} */
+  /** @type {Steps} */
   #summand;
 
-  /** @param {symbol} key @param {Int32Array} summand */
+  /** @param {symbol} key @param {Steps} summand */
   constructor(key, summand) {
     if (key !== OWN) throw new Error("A Masked value is made by the door alone.");
     this.#summand = summand;
   }
 
-  /** The summand with masks put on it, which is all that may be sent. @template T @param {(summand: Int32Array) => T} mask
+  /** The summand with masks put on it, which is all that may be sent. @template T @param {(summand: Steps) => T} mask
    * @returns {T} */
   under(mask) {
     return mask(this.#summand.slice());
@@ -138,7 +139,7 @@ export class Door {
   /** Lets a value out with all its noise, for anyone to see. @param {string} row @param {Private<Contributions>} value
    * @returns {Release} */
   release(row, value) {
-    return new Release(OWN, this.#draw(row, "anyone", value));
+    return new Release(OWN, Int32Array.from(this.#draw(row, "anyone", value)));
   }
 
   /** Adds this device's share of a cohort's noise: what comes back leaves under masks alone. @param {string} row

@@ -25,12 +25,13 @@
  * @property {(level: number) => Losses} at what a check-in of this level costs
  *
  * @typedef {object} Mechanism a row of the table of what may leave
- * @property {"sum" | "count" | "stable"} form clipped contributions added up; counts of samples in cells; or one vector
- *   that all samples made and one sample moves by a proven bound
+ * @property {"sum" | "count" | "stable" | "gram"} form clipped contributions added up; counts of samples in cells; one
+ *   vector that all samples made and one sample moves by a proven bound; or second moments of clipped contributions
  * @property {"l1" | "l2"} norm
- * @property {number} bound grid steps: the clip of a sum, the limit of a stable vector's entries; of counts 1
+ * @property {number} bound grid steps: the clip of a sum or of moments, the limit of a stable vector's entries; of counts 1
  * @property {Fraction} step the size of a grid step
  * @property {number} length entries, flat
+ * @property {number} [features] of second moments: how many entries of a contribution are features, and not labels
  * @property {Part} covers the rows of the batch that it may use
  * @property {boolean} whole whether the samples make one contribution together
  * @property {"anyone" | "aggregate"} observer who may look for the guarantee to hold
@@ -40,17 +41,20 @@
  * @property {string} promise what the owner reads
  * @property {Schedule | null} schedule where check-ins cost differently
  *
+ * @typedef {Int32Array | Float64Array} Steps whole numbers: 64 bits of them under masks where a sum needs them
  * @typedef {readonly number[] | readonly Row[]} Contributions cells of samples for counts, else rows of numbers
  */
 
 import { compare, fraction, square, toNumber, whole } from "./fractions.js";
 import { countCells, roundOnGrid, sumOnGrid } from "./grid.js";
+import { drawMoments } from "./moments.js";
 import { LARGEST, MOST_DRAWS } from "./noise.js";
 
 /** What check-in number `trip` (from 0) lets out: the contributions in grid steps, with the row's noise.
  * @param {Mechanism} row @param {Contributions} contributions @param {number} trip @param {Source} noise
- * @returns {Int32Array} */
+ * @returns {Steps} */
 export function drawRow(row, contributions, trip, noise) {
+  if (row.form === "gram") return drawMoments(row, /** @type {readonly Row[]} */ (contributions), noise);
   const drawn = drawNoise(row.law, row.length, noise);
   const steps = stepsOf(row, contributions, levelAt(row, trip));
   return steps.map((value, at) => value + drawn[at]); // an int32 wraps round, as Python's does

@@ -50,7 +50,8 @@ export function termsOf(task, { table }) {
 function fieldOf(tag, { form, bound, covers, law, length, whole: one }, cohort) {
   if (law.kind !== "skellam") return refuseTask(`row ${tag} has no share of a cohort's noise`);
   const samples = covers.stop - covers.start;
-  const most = form === "count" ? samples : form === "sum" && !one ? samples * bound : bound;
+  const each = form === "gram" ? samples * bound * bound : samples * bound; // counts have a bound of 1
+  const most = form === "stable" || one ? bound : each;
   const slack = SIGMAS * (Number(wholeRoot(ceiling(multiply(whole(cohort), law.variance)))) + 1);
   return { tag, length, bits: cohort * most + 2 * slack < 2 ** 31 ? 32 : 64 };
 }

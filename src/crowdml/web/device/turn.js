@@ -37,6 +37,7 @@
 
 import { encode, packIntegers } from "./codec.js";
 import { Door, sensed } from "./door.js";
+import { gramPlan } from "./gram.js";
 import { localPlan } from "./local_updates.js";
 import { isDrawable, lossesAt } from "./mechanisms.js";
 import { noiseFrom } from "./noise.js";
@@ -44,14 +45,13 @@ import { refuseTask } from "./sections.js";
 import { sgdPlan } from "./sgd.js";
 
 /** What this task has a device do; a task that a browser cannot take part in is refused by a sentence.
- * @param {Task} task @returns {Plan} */
-export function planOf(task) {
+ * @param {Task} task @returns {Promise<Plan>} */
+export async function planOf(task) {
   const { kind } = task.protocol;
-  const make = kind === "sgd" ? sgdPlan : kind === "local_updates" ? localPlan : null;
-  if (make === null) {
-    return refuseTask(`protocol.kind is ${JSON.stringify(kind)}, and it knows "sgd" and "local_updates"`);
+  if (kind !== "sgd" && kind !== "local_updates" && kind !== "gram") {
+    return refuseTask(`protocol.kind is ${JSON.stringify(kind)}, and it knows sgd, local_updates and gram`);
   }
-  const plan = make(task);
+  const plan = await { sgd: sgdPlan, local_updates: localPlan, gram: gramPlan }[kind](task);
   const wide = Object.keys(plan.table).find((row) => !isDrawable(plan.table[row].law));
   if (wide !== undefined) refuseTask(`privacy.epsilon.${wide} asks for more noise than a device draws`);
   return plan;
