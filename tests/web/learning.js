@@ -10,7 +10,8 @@ function numbers(row) {
   return Float64Array.from(row, Number); // JSON has no NaN: it comes as a text
 }
 
-/** @param {{ [key: string]: unknown }} table @param {number} dimension @param {number} classes @param {number[]} weights
+/** @param {{ [key: string]: unknown }} table @param {number} dimension @param {number} classes @param {number[]}
+ * weights
  * @param {(number | string)[][]} x @param {number[]} y @param {number} radius */
 export function learned(table, dimension, classes, weights, x, y, radius) {
   const model = makeModel(table, dimension, classes);
@@ -25,7 +26,8 @@ export function learned(table, dimension, classes, weights, x, y, radius) {
   };
 }
 
-/** Rows as a task takes them. @param {{ low: string[] | null, high: string[] | null, norm: "l1" | "l2", bound: string }} task
+/** Rows as a task takes them. @param {{ low: string[] | null, high: string[] | null, norm: "l1" | "l2", bound: string
+ * }} task
  * @param {(number | string)[][]} x */
 export function prepared({ low, high, norm, bound }, x) {
   const given = {

@@ -7,7 +7,8 @@ import { blockOf, noiseFrom, systemEntropy } from "../../../src/crowdml/web/devi
 import { check, equal, holds, refused } from "./expect.js";
 
 /**
- * @typedef {{ law: string, scale?: string, sigma?: string, variance?: string, bytes: string, block?: number, values: number[] }} Case
+ * @typedef {{ law: string, scale?: string, sigma?: string, variance?: string, bytes: string, block?: number,
+ * values: number[] }} Case
  */
 
 /** @param {Case[]} vectors */

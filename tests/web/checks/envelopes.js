@@ -7,7 +7,8 @@ import { check, equal, refused } from "./expect.js";
 
 /**
  * @typedef {import("../../../src/crowdml/web/device/statements.js").Statement} Statement
- * @typedef {{ body: string, kind: string, sender: string, seq: number, statement: Statement, task: string, to: string[] }} Shown
+ * @typedef {{ body: string, kind: string, sender: string, seq: number, statement: Statement, task: string,
+ * to: string[] }} Shown
  * @typedef {{ name: string, secret: string, envelope: Shown, packed: string, signed: string, hash: string }} Valid
  * @typedef {{ name: string, signed: string, problem: string, public: string }} Broken
  */

@@ -5,7 +5,8 @@ import { countCells, roundOnGrid, sumOnGrid } from "../../../src/crowdml/web/dev
 import { check, equal, refused } from "./expect.js";
 
 /**
- * @typedef {{ name: string, norm: "l1" | "l2", step: string, clip: number, rows: (number | string)[][], sum: number[] }} Case
+ * @typedef {{ name: string, norm: "l1" | "l2", step: string, clip: number, rows: (number | string)[][], sum: number[]
+ * }} Case
  * @param {Case[]} vectors
  */
 export function checks(vectors) {

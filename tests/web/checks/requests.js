@@ -10,7 +10,8 @@ import { check, equal, refused } from "./expect.js";
  * @typedef {{ code: string, tasks: string[], body: string, signature: string }} Enrolment
  * @typedef {{ device: string, at: number, for: number, query: string }} Link
  * @typedef {{ device: string, server_key: string, tasks: string[], encoded: string }} Enrolled
- * @param {{ secret: string, authorization: Header[], enrolment: Enrolment[], enrolled: Enrolled, owner_link: Link[] }} vectors
+ * @param {{ secret: string, authorization: Header[], enrolment: Enrolment[], enrolled: Enrolled, owner_link: Link[]
+ * }} vectors
  */
 export function checks(vectors) {
   const key = keyFromSecret(fromHex(vectors.secret));

@@ -17,8 +17,8 @@ import { check, equal } from "./expect.js";
  * @typedef {{ shape: number[], values: number[] }} Values
  * @typedef {import("../../../src/crowdml/web/device/statements.js").Statement} Stated
  * @typedef {{ weights: Values, version: number, without_noise: { [row: string]: Values | number | null } }} Run
- * @typedef {{ name: string, task: string, hash: string, grid: string, clip: number, norm: string, x: Values, y: number[],
- *   rows: { [row: string]: Row }, statement: { after_1: Stated, after_3: Stated }, runs: Run[] }} Case
+ * @typedef {{ name: string, task: string, hash: string, grid: string, clip: number, norm: string, x: Values,
+ * y: number[],   rows: { [row: string]: Row }, statement: { after_1: Stated, after_3: Stated }, runs: Run[] }} Case
  */
 
 /** @param {Case[]} vectors */

@@ -6,7 +6,8 @@ import { History } from "../../../src/crowdml/web/device/spending.js";
 import { check, equal, refused } from "./expect.js";
 
 /**
- * @typedef {{ epsilon: string, delta: number, samples: number, device_epsilon: string | null, task: string | null }} Cap
+ * @typedef {{ epsilon: string, delta: number, samples: number, device_epsilon: string | null, task: string | null }}
+ * Cap
  * @typedef {{ first: number, last: number, loss: string, device_loss: string }} Row
  * @typedef {{ task: string, charges: Row[], cap: string | null, budget: number | null, statement: unknown }} Step
  * @typedef {{ name: string, budgets: Cap[], steps: Step[] }} Case

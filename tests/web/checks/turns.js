@@ -13,7 +13,8 @@ import { check, equal } from "./expect.js";
  * @typedef {{ trip: number, first: number, bytes: string, kind: string, body?: string,
  *   masked?: { [row: string]: number[] }, charges: Charged[],
  *   statement: unknown }} Run
- * @typedef {{ name: string, task: string, hash: string, x: number[][], y: number[], publication: string, runs: Run[] }} Case
+ * @typedef {{ name: string, task: string, hash: string, x: number[][], y: number[], publication: string, runs: Run[]
+ * }} Case
  */
 
 /** @param {Case[]} vectors */

@@ -53,7 +53,8 @@ export function laplaceScale(sensitivity, epsilon) {
 }
 
 /** sigma with sensitivity^2 / (2 sigma^2) <= rho, exact: the root is rounded up by at most one part in 2^30, to a
- * fraction whose denominator is a power of two. @param {Fraction} sensitivity @param {Fraction} rho @returns {Fraction} */
+ * fraction whose denominator is a power of two. @param {Fraction} sensitivity @param {Fraction} rho
+ * @returns {Fraction} */
 export function gaussianSigma(sensitivity, rho) {
   if (sensitivity.top <= 0n || rho.top <= 0n) throw new RangeError("A sensitivity and a rho are above 0.");
   const variance = divide(square(sensitivity), multiply(TWO, rho));
@@ -140,14 +141,16 @@ export function skellamVariance(l2, l1, epsilon, delta, uses) {
   return halve(low, high, isEnough);
 }
 
-/** Whether a plan keeps a budget, however the last digit of a logarithm falls. @param {import("./losses.js").Total} plan
+/** Whether a plan keeps a budget, however the last digit of a logarithm falls. @param {import("./losses.js").Total}
+ * plan
  * @param {Fraction} epsilon @param {number} delta */
 function isWithin(plan, epsilon, delta) {
   const within = compare(fractions.exact(epsilonOf(plan, delta) * (1 + 1e-14)), epsilon) <= 0;
   return within && allows(filterOf(epsilon, delta, plan), plan);
 }
 
-/** The upper end of twenty halvings between what is not enough and what is. @param {Fraction} low @param {Fraction} high
+/** The upper end of twenty halvings between what is not enough and what is. @param {Fraction} low @param {Fraction}
+ * high
  * @param {(value: Fraction) => boolean} isEnough @returns {Fraction} */
 function halve(low, high, isEnough) {
   for (let turn = 0; turn < 20; turn++) {

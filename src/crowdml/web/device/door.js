@@ -112,7 +112,8 @@ export class Masked {
   }
 }
 
-/** One turn's door. Whether budgets allow the turn is asked before it opens: which rows are drawn depends on no value. */
+/** One turn's door. Whether budgets allow the turn is asked before it opens: which rows are drawn depends on no
+ * value. */
 export class Door {
   /** @type {Passage[]} */
   #passages = [];

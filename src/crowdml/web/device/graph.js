@@ -69,7 +69,8 @@ function mostMarked(total, marked, drawn, rare) {
   return 0;
 }
 
-/** In how many ways 0, 1, ... of the drawn are marked. @param {number} total @param {number} marked @param {number} drawn
+/** In how many ways 0, 1, ... of the drawn are marked. @param {number} total @param {number} marked @param {number}
+ * drawn
  * @returns {bigint[]} */
 function waysOf(total, marked, drawn) {
   const least = Math.max(0, drawn - (total - marked));

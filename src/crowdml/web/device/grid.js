@@ -12,8 +12,8 @@ export const LARGEST_CLIP = 46_000;
 /** In grid steps: a row that is longer counts as zero. */
 const TOO_LARGE = 1e15;
 
-/** The sum of rows of `length` numbers on a grid of this step. A row with an entry that is not finite counts as zero, and
- * so does one that is far beyond any use, or whose integer norm is above the clip all the same.
+/** The sum of rows of `length` numbers on a grid of this step. A row with an entry that is not finite counts as zero,
+ * and so does one that is far beyond any use, or whose integer norm is above the clip all the same.
  * @param {Iterable<Row>} rows @param {number} length @param {{ step: number, norm: Norm, clip: number }} grid
  * @returns {Int32Array} */
 export function sumOnGrid(rows, length, { step, norm, clip }) {
@@ -49,16 +49,17 @@ function sizeOf(row, norm) {
   return size;
 }
 
-/** Counts of samples in cells: each row names the cell of one sample, -1 for none. A sample adds one to a single cell at
- * most. @param {Iterable<number>} cells @param {number} length @returns {Int32Array} */
+/** Counts of samples in cells: each row names the cell of one sample, -1 for none. A sample adds one to a single cell
+ * at most. @param {Iterable<number>} cells @param {number} length @returns {Int32Array} */
 export function countCells(cells, length) {
   const total = new Int32Array(length);
   for (const cell of cells) if (cell >= 0 && cell < length) total[cell] += 1;
   return total;
 }
 
-/** One vector that all samples made together, to the nearest step (the even one of two) and within the limit; zero where
- * one of its numbers is not finite. @param {Row} row @param {number} length @param {{ step: number, limit: number }} grid
+/** One vector that all samples made together, to the nearest step (the even one of two) and within the limit; zero
+ * where one of its numbers is not finite. @param {Row} row @param {number} length @param {{ step: number,
+ * limit: number }} grid
  * @returns {Int32Array} */
 export function roundOnGrid(row, length, { step, limit }) {
   const usable = Array.from({ length }, (_, at) => row[at]).every(Number.isFinite);

@@ -28,6 +28,9 @@ const PKCS8_X25519 = fromHex("302e020100300506032b656e04220420");
 
 /** Refuse a browser that has no Ed25519 or no X25519, by a sentence for its owner. @returns {Promise<void>} */
 export async function checkBrowser() {
+  if (!crypto.subtle) {
+    throw new Problem("unsupported", "A browser gives keys to secure pages alone. Open this one by https.");
+  }
   try {
     await crypto.subtle.generateKey({ name: "Ed25519" }, false, ["sign", "verify"]);
     await crypto.subtle.generateKey({ name: "X25519" }, false, ["deriveBits"]);

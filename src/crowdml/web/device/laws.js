@@ -80,8 +80,9 @@ export function skellam(variance) {
 }
 
 /**
- * r_k = P(k) / P(k-1) downwards by r_k = 1 / (2k / variance + r_(k+1)), from the certain 0 <= r <= 1 far out. Two bounds
- * close in on each other; from `count` down the lower one goes on alone, and each step adds two units to its error.
+ * r_k = P(k) / P(k-1) downwards by r_k = 1 / (2k / variance + r_(k+1)), from the certain 0 <= r <= 1 far out. Two
+ * bounds close in on each other; from `count` down the lower one goes on alone, and each step adds two units to its
+ * error.
  * @param {Fraction} variance @param {(k: number) => number} depth @param {number} count @param {bigint} precision
  * @returns {Ratios}
  */

@@ -2,8 +2,8 @@
  * Several steps on the device between two check-ins: what leaves is the update u, the mean gradient along its own path.
  * Hamm, Luken and Xie 2017, Algorithm 1. Mirrors the device of src/crowdml/protocols/local_updates.py.
  *
- * A device without stability pays for all its samples at once: u is one clipped contribution. Where a sample pays by the
- * stability of a convex, smooth loss, samples are brought into their ball first and nothing is clipped.
+ * A device without stability pays for all its samples at once: u is one clipped contribution. Where a sample pays by
+ * the stability of a convex, smooth loss, samples are brought into their ball first and nothing is clipped.
  *
  * @typedef {import("./fractions.js").Fraction} Fraction
  * @typedef {import("./mechanisms.js").Mechanism} Mechanism
@@ -135,14 +135,16 @@ function rowOf(task, walk, stability) {
   return stableRow(task, { ...asked, stability, deviceStability: 2 * model.bound("l2", walk.bound), floatError });
 }
 
-/** How long an update may be in the norm of the task's noise. @param {Task} task @param {Walk} walk @returns {number} */
+/** How long an update may be in the norm of the task's noise. @param {Task} task @param {Walk} walk @returns {number}
+ */
 function longestUpdate(task, { settings, clip }) {
   const own = settings.update_clip && toNumber(settings.update_clip);
   if (noiseNorm(task) === "l2") return Math.min(clip, own ?? Infinity);
   return own ?? refuseTask('"discrete-laplace" noise needs protocol.update_clip');
 }
 
-/** How many check-ins a device may make; null where nothing bounds them. @param {Task} task @param {Settings} settings */
+/** How many check-ins a device may make; null where nothing bounds them. @param {Task} task @param {Settings}
+ * settings */
 function mostCheckIns({ privacy: { budget, uses } }, { batch }) {
   return budget && uses * Math.max(1, Math.floor(budget.samples / batch));
 }
@@ -206,8 +208,8 @@ function samplesMove(task, walk) {
   return priceless ? null : stabilityOf(walk);
 }
 
-/** A step on a convex, L-smooth loss brings two paths no further apart if eta <= 2 / (L + lambda); the step that uses the
- * sample parts them by 2 G eta / B. @param {Walk} walk @returns {number | null} */
+/** A step on a convex, L-smooth loss brings two paths no further apart if eta <= 2 / (L + lambda); the step that uses
+ * the sample parts them by 2 G eta / B. @param {Walk} walk @returns {number | null} */
 function stabilityOf(walk) {
   const { settings, model, l2, bound } = walk;
   const { batch, clip, local_steps: steps, rate, update_clip: shorter } = settings;
@@ -335,14 +337,16 @@ function squaredLength(row) {
   return row.reduce((sum, value) => sum + value * value, 0);
 }
 
-/** Minibatches take turns. @param {Settings} settings @param {Samples} samples @param {number} step @returns {Samples} */
+/** Minibatches take turns. @param {Settings} settings @param {Samples} samples @param {number} step
+ * @returns {Samples} */
 function minibatchOf(settings, { x, y }, step) {
   const size = sizeOf(settings);
   const first = (step % (settings.batch / size)) * size;
   return { x: x.slice(first, first + size), y: y.slice(first, first + size) };
 }
 
-/** The mean gradient of a minibatch, each clipped where the task says so. @param {Walk} walk @param {Float64Array} weights
+/** The mean gradient of a minibatch, each clipped where the task says so. @param {Walk} walk @param {Float64Array}
+ * weights
  * @param {Samples} samples @returns {Float64Array} */
 function slopeAt({ settings, model, clip, stable }, weights, { x, y }) {
   const sum = new Float64Array(weights.length);
@@ -355,7 +359,8 @@ function slopeAt({ settings, model, clip, stable }, weights, { x, y }) {
   return sum.map((value) => value / sizeOf(settings));
 }
 
-/** What brings a gradient of this squared length into the ball; 0 where the length is not finite. @param {number} squares
+/** What brings a gradient of this squared length into the ball; 0 where the length is not finite. @param {number}
+ * squares
  * @param {number} clip */
 function shrinking(squares, clip) {
   return Number.isFinite(squares) ? clip / Math.max(Math.sqrt(squares), clip) : 0;

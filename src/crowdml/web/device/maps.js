@@ -43,7 +43,8 @@ function same(x) {
   return Float32Array.from(x);
 }
 
-/** Features of norm sqrt(1 - k^2) at most, and the constant k behind them. @param {Float32Array} found @param {number} k
+/** Features of norm sqrt(1 - k^2) at most, and the constant k behind them. @param {Float32Array} found
+ * @param {number} k
  * @param {number} length @returns {Float32Array} */
 function within(found, k, length) {
   const radius = Math.sqrt(1 - k * k) * INSIDE;
@@ -67,7 +68,8 @@ async function cosine({ features, seed, width }, dimension) {
     });
 }
 
-/** So many bytes of the public stream of a tag and a seed. @param {string} tag @param {number} seed @param {number} size
+/** So many bytes of the public stream of a tag and a seed. @param {string} tag @param {number} seed @param {number}
+ * size
  * @returns {Promise<Bytes>} */
 async function stream(tag, seed, size) {
   const head = concat(toUtf8("crowdml/maps/1\0"), toUtf8(`${tag}\0`), littleEndian(seed));

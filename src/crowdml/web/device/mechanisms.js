@@ -28,7 +28,8 @@
  * @property {"sum" | "count" | "stable" | "gram"} form clipped contributions added up; counts of samples in cells; one
  *   vector that all samples made and one sample moves by a proven bound; or second moments of clipped contributions
  * @property {"l1" | "l2"} norm
- * @property {number} bound grid steps: the clip of a sum or of moments, the limit of a stable vector's entries; of counts 1
+ * @property {number} bound grid steps: the clip of a sum or of moments, the limit of a stable vector's entries; of
+ * counts 1
  * @property {Fraction} step the size of a grid step
  * @property {number} length entries, flat
  * @property {number} [features] of second moments: how many entries of a contribution are features, and not labels

@@ -17,7 +17,8 @@
  * @property {boolean} bounded whether `bound` has an answer
  * @property {(weights: Numbers, x: Numbers, y: number) => Float64Array} gradient of one sample's loss, flat
  * @property {(weights: Numbers, x: Numbers) => number} predict a class
- * @property {(norm: Norm, radius: number) => number} bound on one gradient's norm, for features no longer than the radius
+ * @property {(norm: Norm, radius: number) => number} bound on one gradient's norm, for features no longer than the
+ * radius
  * @property {(radius: number) => number | null} smoothness Lipschitz constant of one gradient; null: it has none
  */
 
@@ -48,8 +49,9 @@ function refuse(why) {
   throw new Problem("invalid-task", `A browser cannot take part in this task: ${why}.`);
 }
 
-/** weights [d, c], or [d + 1, c] with a bias; gradient x (p - e_y)^T, whose l1 norm is below 2 |x|_1 and whose l2 norm is
- * below sqrt(2) |x|_2. @param {number} dimension @param {number} classes @param {boolean} bias @returns {Model} */
+/** weights [d, c], or [d + 1, c] with a bias; gradient x (p - e_y)^T, whose l1 norm is below 2 |x|_1 and whose l2
+ * norm is below sqrt(2) |x|_2. @param {number} dimension @param {number} classes @param {boolean} bias
+ * @returns {Model} */
 function softmaxModel(dimension, classes, bias) {
   const rows = dimension + Number(bias);
   /** @param {Numbers} weights @param {Numbers} x */
@@ -137,7 +139,8 @@ function outer(x, slopes, columns) {
   return product;
 }
 
-/** @param {Model} model @param {Numbers} weights @param {Samples} samples @returns {Float64Array[]} one a sample, flat */
+/** @param {Model} model @param {Numbers} weights @param {Samples} samples @returns {Float64Array[]} one a sample,
+ * flat */
 export function sampleGradients(model, weights, { x, y }) {
   return x.map((row, at) => model.gradient(weights, row, y[at]));
 }

@@ -1,7 +1,7 @@
 /**
  * Second moments under masks: products of whole numbers, summed over samples, with one share of Skellam noise.
- * Each sample is clipped and brought to whole numbers first and multiplied afterwards, so the sensitivity is that of what
- * is sent. Mirrors src/crowdml/privacy/moments.py; proof: docs/proofs/moments.md.
+ * Each sample is clipped and brought to whole numbers first and multiplied afterwards, so the sensitivity is that of
+ * what is sent. Mirrors src/crowdml/privacy/moments.py; proof: docs/proofs/moments.md.
  *
  * A sum of products is below 2^53, so it is exact in float64 in whatever order it is added.
  *

@@ -23,7 +23,8 @@ const MOST_WEIGHTS = 10_000_000;
 
 /** @param {{ [key: string]: unknown }} settings @param {number} dimension @param {number} classes @returns {Model} */
 export function networkModel(settings, dimension, classes) {
-  const { hidden, seed: _, activation = "relu", top = "softmax", ...unknown } = settings; // weights come from the server
+  // the seed makes the first weights, which come from the server
+  const { hidden, seed: _, activation = "relu", top = "softmax", ...unknown } = settings;
   if (Object.keys(unknown).length) refuse(`model.${Object.keys(unknown)[0]} is a setting that a browser does not know`);
   if (!Array.isArray(hidden) || !hidden.length || !hidden.every(isWidth)) refuse("model.hidden is no list of units");
   if (activation !== "relu" && activation !== "tanh" && activation !== "sigmoid") return refuse("model.activation");

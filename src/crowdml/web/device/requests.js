@@ -17,7 +17,8 @@ const MOST_TASKS = 64;
 const LONGEST_LINK = 900;
 
 /** The value of the Authorization header. `target` is the path with its query, as in the request line.
- * @param {Key} key @param {string} method @param {string} target @param {Bytes} body @param {number} seconds Unix time */
+ * @param {Key} key @param {string} method @param {string} target @param {Bytes} body @param {number} seconds Unix
+ * time */
 export async function authorize(key, method, target, body, seconds) {
   const digest = toHex(await sha256(body));
   const lines = ["crowdml/request/1", method.toUpperCase(), target, Math.floor(seconds), digest];

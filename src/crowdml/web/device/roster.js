@@ -81,12 +81,14 @@ export function viewOf(roster, sharers, publication) {
   return sha256(concat(toUtf8("crowdml/secagg/view/1"), encode([roster.hash, publication, sharers])));
 }
 
-/** The hash of a publication as a device was shown it. @param {number} version @param {string} kind @param {Bytes} body */
+/** The hash of a publication as a device was shown it. @param {number} version @param {string} kind @param {Bytes}
+ * body */
 export function publicationHash(version, kind, body) {
   return sha256(concat(toUtf8("crowdml/secagg/publication/1"), encode([version, kind, body])));
 }
 
-/** Booleans as bits, the first in the highest bit of the first byte. @param {readonly boolean[]} chosen @returns {Bytes} */
+/** Booleans as bits, the first in the highest bit of the first byte. @param {readonly boolean[]} chosen
+ * @returns {Bytes} */
 export function bitmap(chosen) {
   const bytes = new Uint8Array(Math.ceil(chosen.length / 8));
   chosen.forEach((held, at) => {

@@ -1,6 +1,6 @@
 /**
- * Rows of a protocol's table with the task's noise, alone or under masks. A protocol says what leaves and what bounds it,
- * the task says which noise hides it. Mirrors src/crowdml/privacy/rows.py.
+ * Rows of a protocol's table with the task's noise, alone or under masks. A protocol says what leaves and what bounds
+ * it, the task says which noise hides it. Mirrors src/crowdml/privacy/rows.py.
  *
  * @typedef {import("./fractions.js").Fraction} Fraction
  * @typedef {import("./mechanisms.js").Losses} Losses
@@ -65,8 +65,8 @@ function seen(task) {
   return { observer: task.masking ? "aggregate" : "anyone", schedule: null };
 }
 
-/** How many times the price of a whole value one unit pays at the most: a share costs its square in zCDP (power 2), itself
- * in pure epsilon. @param {readonly Fraction[] | null} shares @param {number} releases @param {1 | 2} power */
+/** How many times the price of a whole value one unit pays at the most: a share costs its square in zCDP (power 2),
+ * itself in pure epsilon. @param {readonly Fraction[] | null} shares @param {number} releases @param {1 | 2} power */
 function worth(shares, releases, power) {
   if (shares === null) return whole(releases);
   const costs = shares.map((share) => (power === 1 ? share : square(share)));
@@ -239,8 +239,8 @@ function maskedCount(task, name, row, moved, honest) {
 
 /** @typedef {{ stability: number, deviceStability: number, floatError: Fraction }} Moves */
 
-/** One vector that one sample moves by `stability` and all of them by `deviceStability` (l2 norm, in its own unit). What
- * floats may add to the bounds, and rounding to the grid, are paid.
+/** One vector that one sample moves by `stability` and all of them by `deviceStability` (l2 norm, in its own unit).
+ * What floats may add to the bounds, and rounding to the grid, are paid.
  * @param {Task} task @param {Asked & Moves} asked @returns {Mechanism} */
 export function stableRow(task, asked) {
   const { name, length, shares = null, releases = task.privacy.uses } = asked;
@@ -331,7 +331,8 @@ function stableLosses(moves, length, rho, share) {
   return { loss: zcdp(paid), deviceLoss: zcdp(multiply(paid, square(divide(everything, one)))) };
 }
 
-/** What the most expensive check-ins cost together at a rho of 1. @param {Moved} moves @param {readonly number[]} levels
+/** What the most expensive check-ins cost together at a rho of 1. @param {Moved} moves @param {readonly number[]}
+ * levels
  * @param {number} releases @param {number} length @returns {Fraction} */
 function dearest(moves, levels, releases, length) {
   const costs = levels.toSorted((a, b) => b - a).slice(0, releases).map((level) => {

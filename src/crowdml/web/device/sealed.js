@@ -1,6 +1,6 @@
 /**
- * Shares on their way to a holder: the server carries them and cannot open them. AES-256-GCM under a key from X25519 and
- * HKDF, bound to task, round, cohort, sender and holder. A key seals one message, so the nonce is zero.
+ * Shares on their way to a holder: the server carries them and cannot open them. AES-256-GCM under a key from X25519
+ * and HKDF, bound to task, round, cohort, sender and holder. A key seals one message, so the nonce is zero.
  *
  * src/crowdml/secagg/sealed.py still seals with ChaCha20-Poly1305, which WebCrypto lacks. Until it changes, browser and
  * Python devices cannot open each other's letters.

@@ -28,7 +28,8 @@
  *
  * @typedef {object} Sealing
  * @property {(secret: Bytes, salt: Bytes, sender: string, holder: string, content: Bytes) => Promise<Bytes>} seal
- * @property {(secret: Bytes, salt: Bytes, sender: string, holder: string, sealed: Bytes) => Promise<Bytes | null>} unseal
+ * @property {(secret: Bytes, salt: Bytes, sender: string, holder: string, sealed: Bytes) => Promise<Bytes | null>}
+ * unseal
  *
  * @typedef {{ public: Bytes, pair: Bytes, seal: Bytes, commitment: Bytes, signature: Bytes }} Advert
  */
@@ -52,8 +53,8 @@ const ANY_SCALAR = new Uint8Array(32).fill(7);
 /** @type {Sealing} */
 const SEALING = { seal, unseal };
 
-/** Take part in a round: fresh keys, signed. `after` is the last round of this task that the device ever began; it is on
- * disk. @param {Terms} terms @param {number} round @param {Key} key @param {number} after
+/** Take part in a round: fresh keys, signed. `after` is the last round of this task that the device ever began; it is
+ * on disk. @param {Terms} terms @param {number} round @param {Key} key @param {number} after
  * @param {(size: number) => Uint8Array} [entropy] @returns {Promise<Round>} */
 export async function advertise(terms, round, key, after, entropy = systemEntropy) {
   if (round <= after) refuse(`Round ${round} was offered after round ${after}.`);
@@ -125,9 +126,11 @@ function advertAt(roster, peer, adverts, at) {
   return { public: roster.publics[peer], pair, seal: sealing, commitment, signature: body.slice(96) };
 }
 
-/** Take the neighbours' shares. Nothing is said; now the device may draw its noise and mask. `publication` is the hash of
- * what it was shown to work with. A letter that does not open is left out. @param {Terms} terms @param {Round} state
- * @param {Bytes} message secagg/held/1 @param {Bytes} publication @param {Sealing} [letters] @returns {Promise<Round>} */
+/** Take the neighbours' shares. Nothing is said; now the device may draw its noise and mask. `publication` is the
+ * hash of what it was shown to work with. A letter that does not open is left out. @param {Terms} terms
+ * @param {Round} state
+ * @param {Bytes} message secagg/held/1 @param {Bytes} publication @param {Sealing} [letters]
+ * @returns {Promise<Round>} */
 export async function hold(terms, state, message, publication, letters = SEALING) {
   const { sealed, sharers } = opened(state, "shared", message, ["sealed", "sharers"]);
   const { roster, own, neighbours } = await surroundings(terms, state);
@@ -202,8 +205,9 @@ export async function agree(terms, state, key, message) {
   return { ...state, phase: "agreed", survivors, sent: encode({ round: state.round, signature }) };
 }
 
-/** Reveal one share of each neighbour, once a quorum of others has signed the same list: of a survivor that of its seed,
- * of a missing one that of its pair key, never both. All secrets are dropped. @param {Terms} terms @param {Round} state
+/** Reveal one share of each neighbour, once a quorum of others has signed the same list: of a survivor that of its
+ * seed, of a missing one that of its pair key, never both. All secrets are dropped. @param {Terms} terms
+ * @param {Round} state
  * @param {Bytes} message secagg/agreements/1 @returns {Promise<Round>} */
 export async function reveal(terms, state, message) {
   const { signatures, signers } = opened(state, "agreed", message, ["signatures", "signers"]);

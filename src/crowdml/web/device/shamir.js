@@ -40,7 +40,8 @@ function valuesAt(point, coefficients) {
   return coefficients.reduceRight((values, row) => values.map((value, at) => (value * point + row[at]) % P), none);
 }
 
-/** The secret of a threshold of shares; null where its limbs are no secret of 32 bytes. @param {readonly number[]} points
+/** The secret of a threshold of shares; null where its limbs are no secret of 32 bytes. @param {readonly number[]}
+ * points
  * @param {readonly Uint8Array[]} shares @returns {Bytes | null} */
 export function joinShares(points, shares) {
   const places = points.map(BigInt);

@@ -45,7 +45,7 @@ export class History {
     this.charges = [];
     /** @type {Map<string | null, Spent>} */
     this.spent = new Map();
-    for (const charge of charges) this.add([charge]);
+    this.add([...charges]);
   }
 
   /** Why the budgets do not all allow these charges as one step; null if they do. A budget of another task says
@@ -131,11 +131,15 @@ function meets({ first, last }) {
 /** The total of each stretch of serials in the spans that these charges cover alike. @param {readonly Charge[]} charges
  * @param {readonly Span[]} spans @returns {Total[]} */
 function stretches(charges, spans) {
-  const points = [...new Set(charges.flatMap(({ first, last }) => [first, last + 1]))];
+  const points = [...new Set(charges.flatMap(({ first, last }) => [first, last + 1]))].toSorted((a, b) => a - b);
+  const waiting = charges.toSorted((one, other) => other.first - one.first);
+  /** @type {Charge[]} */
+  let over = [];
   const begins = points.filter((point) => spans.some(([first, last]) => first <= point && point <= last));
   return begins.map((point) => {
-    const covers = charges.filter(({ first, last }) => first <= point && point <= last);
-    return addTotals(covers.map((charge) => totalOf(charge.loss)));
+    while (waiting.length && waiting[waiting.length - 1].first <= point) over.push(...waiting.splice(-1));
+    over = over.filter(({ last }) => last >= point);
+    return addTotals(over.map((charge) => totalOf(charge.loss)));
   });
 }
 

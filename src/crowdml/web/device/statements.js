@@ -1,9 +1,10 @@
 /**
  * Statements: a device's running totals, which stand in every envelope it signs.
- * Losses are texts in lowest terms, one of a kind, sorted: 'pure 1/10', 'renyi 2:1/50,3:3/50', 'unbounded', 'zcdp 3/1000'.
- * Mirrors src/crowdml/wire/statements.py.
+ * Losses are texts in lowest terms, one of a kind, sorted: 'pure 1/10', 'renyi 2:1/50,3:3/50', 'unbounded', 'zcdp
+ * 3/1000'. Mirrors src/crowdml/wire/statements.py.
  *
- * @typedef {{ readonly dearest: readonly string[], readonly device: readonly string[], readonly samples: number }} Statement
+ * @typedef {{ readonly dearest: readonly string[], readonly device: readonly string[], readonly samples: number }}
+ * Statement
  * @typedef {import("./codec.js").Plain} Plain
  */
 

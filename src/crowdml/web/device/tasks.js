@@ -142,13 +142,8 @@ function checkDelta({ masking: masks, privacy: price }) {
   if (delta === 0 && price.mechanism !== "discrete-laplace") refuseTask("its noise has no guarantee without a delta");
 }
 
-/** The least number of survivors at which no server could tell two lists of them to two halves.
- * @param {{ cohort: number, colluders: number }} masks */
-export function leastSurvivors({ cohort, colluders }) {
-  return Math.floor((cohort + colluders) / 2) + 2;
-}
-
-/** The `[model]` table without its penalty, for `makeModel`. @param {Task} task @returns {{ [key: string]: unknown }} */
+/** The `[model]` table without its penalty, for `makeModel`. @param {Task} task @returns {{ [key: string]: unknown }}
+ */
 export function modelTable(task) {
   const { l2: _, ...others } = task.model;
   return Object.fromEntries(Object.entries(others).map(([key, value]) => [key, sections.anything(value, key)]));

@@ -72,7 +72,8 @@ function chargeOf(task, { row, part, losses }, first) {
 /**
  * One check-in: the samples and the publication become a message. `first` is the serial of the first sample, `trip` how
  * many check-ins of this task the device made before. The caller has asked its budgets about `chargesAhead`.
- * @param {Task} task @param {Plan} plan @param {{ samples: Samples, publication: Publication, first: number, trip: number }} given
+ * @param {Task} task @param {Plan} plan @param {{ samples: Samples, publication: Publication, first: number,
+ * trip: number }} given
  * @param {Source} [noise] @returns {Turn}
  */
 export function deviceTurn(task, plan, { samples, publication, first, trip }, noise = noiseFrom()) {
