@@ -1,7 +1,8 @@
 /** Draws for tests in Python: from given bytes, or from the browser's own entropy. */
 
-import { fromHex } from "../../src/crowdml/web/device/bytes.js";
+import { fromHex, sha256, toHex, toUtf8 } from "../../src/crowdml/web/device/bytes.js";
 import { parse } from "../../src/crowdml/web/device/fractions.js";
+import { discreteGaussian, geometric, skellam, thresholds } from "../../src/crowdml/web/device/laws.js";
 import { forgetTables, noiseFrom, systemEntropy } from "../../src/crowdml/web/device/noise.js";
 
 /** @typedef {"discreteLaplace" | "discreteGaussian" | "skellam"} Name */
@@ -24,4 +25,17 @@ export function times(sigma, length) {
   const made = performance.now();
   noiseFrom().discreteGaussian(parse(sigma), length);
   return { table: made - begin, draws: performance.now() - made };
+}
+
+/** The SHA-256 of a law's table, one number a line, and how long the table is. @param {string} law
+ * @param {string} parameter @param {number | null} below @param {number} bits */
+export async function table(law, parameter, below, bits) {
+  const value = parse(parameter);
+  const made = {
+    discreteGaussian: discreteGaussian(value),
+    skellam: skellam(value),
+    geometric: geometric(value, below),
+  };
+  const found = thresholds(made[/** @type {keyof made} */ (law)], bits);
+  return [found.length, toHex(await sha256(toUtf8(found.join("\n"))))];
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from fractions import Fraction
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from test_noise import LAWS, chi_square
 
-from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace, Skellam
+from crowdml.privacy.laws import DiscreteGaussian, DiscreteLaplace, Geometric, Skellam
 from crowdml.privacy.noise import SystemSource
 from crowdml.protocols import sgd
 from crowdml.task import find_task
@@ -43,6 +44,25 @@ def test_python_and_the_browser_draw_the_same_integers_from_the_same_bytes(engin
     wanted = getattr(SystemSource(entropy), OURS[type(law)])(parameter(law), np.empty(5_000))
     found = engine("drawing.js", "draws", NAMES[type(law)], str(parameter(law)), 5_000, data.hex())
     assert found == {"values": wanted.tolist(), "used": used}
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "bits"),
+    [
+        ("discreteGaussian", DiscreteGaussian(sgd.plan(find_task("activity")).table["gradient"].sigma), 63),
+        ("discreteGaussian", DiscreteGaussian(Fraction(3000, 7)), 127),
+        ("skellam", Skellam(Fraction(10**7)), 63),
+        ("skellam", Skellam(Fraction(49, 4)), 191),
+        ("geometric", Geometric(Fraction(20_001, 2)), 63),
+        ("geometric", Geometric(Fraction(20_001, 2), below=512), 127),
+    ],
+    ids=str,
+)
+def test_a_table_is_pythons_to_the_last_unit(engine: Any, name: str, law: Any, bits: int):
+    wanted = law.thresholds(bits)
+    given = str(law.scale) if isinstance(law, Geometric) else str(parameter(law))
+    digest = hashlib.sha256("\n".join(map(str, wanted)).encode()).hexdigest()
+    assert engine("drawing.js", "table", name, given, getattr(law, "below", None), bits) == [len(wanted), digest]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ export function checks(vectors) {
     ...vectors.map((row, at) => check(`${at} ${row.law} ${parameterOf(row)}`, () => drawn(row))),
     check("a table encloses the distribution, at any precision", enclosed),
     check("exp(-x) is enclosed within two units", exponential),
+    check("draws on either side of each threshold fall on its side", sides),
     check("entropy comes in pieces that a browser gives, and is never the same", () => {
       const bytes = systemEntropy(200_001);
       equal(bytes.length, 200_001, "the bytes");
@@ -82,6 +83,33 @@ function enclosed() {
       holds(cut <= exact && exact <= cut + 2n, `${law.name} at ${k}`);
     });
   }
+}
+
+/** Words around thresholds, with zeros behind them: the draw is where that number lies in a table of 200 bits, and what
+ * lies less than 2 above a threshold takes a second look. */
+function sides() {
+  const sigma = parse("22/7");
+  const law = discreteGaussian(sigma);
+  const [table, fine] = [thresholds(law, 63), thresholds(law, 200)];
+  for (const cut of table.filter((_, k) => k % 3 === 0)) {
+    for (const number of [-2n, -1n, 0n, 1n, 2n, 3n].map((off) => cut + off)) {
+      if (number < 0n || number >= 2n ** 63n) continue;
+      const { value, looks } = drawnFrom(sigma, number);
+      const below = table.filter((each) => each <= number).length;
+      const open = below === table.length || (below > 0 && number - table[below - 1] < 2n);
+      equal(value, fine.filter((each) => each <= number << 137n).length, `the draw of ${number}`);
+      equal(looks > 1, open, `a second look at ${number}`);
+    }
+  }
+}
+
+/** @param {import("../../../src/crowdml/web/device/fractions.js").Fraction} sigma @param {bigint} number 63 bits */
+function drawnFrom(sigma, number) {
+  const word = new Uint8Array(8);
+  new DataView(word.buffer).setBigUint64(0, number << 1n, true);
+  let looks = 0;
+  const [value] = noiseFrom((size) => (looks++ ? new Uint8Array(size) : word)).discreteGaussian(sigma, 1);
+  return { value, looks };
 }
 
 function exponential() {

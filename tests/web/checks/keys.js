@@ -42,6 +42,8 @@ export function checks(vectors) {
       const again = await keys.agreementKeyFromSecret(await keys.agreementSecret(own));
       equal(toHex(again.public), toHex(own.public), "the key of its own secret");
       equal((await refused(() => keys.agree(own, new Uint8Array(32)))).slug, "malformed", "low order");
+      const another = fromHex(`f6${"ff".repeat(30)}7f`); // 9, the base point, in another than its one encoding
+      equal((await refused(() => keys.agree(own, another))).slug, "malformed", "another encoding");
     }),
     check("X25519 and HKDF are those of the RFCs", async () => {
       const own = await keys.agreementKeyFromSecret(fromHex(RFC7748.secret));

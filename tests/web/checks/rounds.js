@@ -4,7 +4,7 @@
  */
 
 import { concat, fromHex, sha256, toHex, toUtf8 } from "../../../src/crowdml/web/device/bytes.js";
-import { decode } from "../../../src/crowdml/web/device/codec.js";
+import { decode, encode } from "../../../src/crowdml/web/device/codec.js";
 import { planGraph } from "../../../src/crowdml/web/device/graph.js";
 import { keyFromSecret } from "../../../src/crowdml/web/device/keys.js";
 import * as ring from "../../../src/crowdml/web/device/ring.js";
@@ -123,6 +123,8 @@ async function lies(vectors) {
     () => secagg.agree(terms, state, key, body("secagg/survivors/1", "to", device.id)),
   ];
   for (const run of wrong) await refused(run);
+  const swapped = await otherKeys(vectors, terms, rounds[1].key, cohort);
+  holds((await refused(() => secagg.share(terms, state, swapped, letters))).message.includes("signed"), "other keys");
   const shared = await secagg.share(terms, state, cohort, letters);
   await refused(() => secagg.share(terms, shared, cohort, letters));
   for (const each of rounds.slice(1)) {
@@ -134,9 +136,31 @@ async function lies(vectors) {
   const masked = await secagg.mask(terms, held, device.vectors);
   await refused(() => secagg.mask(terms, masked, device.vectors));
   holds(toHex(masked.sent) !== toHex(body("secagg/masked/1", "from", device.id)), "another publication, other masks");
+  for (const bits of [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]) {
+    await refused(() => secagg.agree(terms, masked, key, list(bits))); // it is called missing; too few survived
+  }
+  const withoutOne = { ...masked, sharers: bitmap([true, true, true, true, false]) };
+  await refused(() => secagg.agree(terms, withoutOne, key, list([1, 1, 1, 1, 1]))); // the last delivered no shares
   const agreed = await secagg.agree(terms, masked, key, body("secagg/survivors/1", "to", device.id));
   const error = await refused(() => secagg.reveal(terms, agreed, body("secagg/agreements/1", "to", device.id)));
   holds(error.message.includes("signed"), "nobody else agreed to another publication");
+}
+
+/** The server's list of survivors. @param {number[]} bits */
+function list(bits) {
+  return encode({ round: 7, survivors: bitmap(bits.map(Boolean)) });
+}
+
+/** The cohort's message with other keys of the first neighbour, which it signed for this round, too.
+ * @param {Vectors} vectors @param {import("../../../src/crowdml/web/device/roster.js").Terms} terms
+ * @param {import("../../../src/crowdml/web/device/keys.js").Key} key @param {Uint8Array} cohort */
+async function otherKeys(vectors, terms, key, cohort) {
+  const other = await secagg.advertise(terms, vectors.round, key, 0, (size) => new Uint8Array(size).fill(3));
+  const { pair, seal: sealing, commitment, signature } =
+    /** @type {{ [name: string]: Uint8Array }} */ (decode(other.sent));
+  const said = /** @type {{ [name: string]: Uint8Array }} */ (decode(cohort));
+  const adverts = concat(pair, sealing, commitment, signature, said.adverts.slice(160));
+  return encode({ round: vectors.round, roster: said.roster, adverts });
 }
 
 async function sealedLetters() {
