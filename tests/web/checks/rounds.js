@@ -8,18 +8,21 @@ import { decode, encode } from "../../../src/crowdml/web/device/codec.js";
 import { planGraph } from "../../../src/crowdml/web/device/graph.js";
 import { keyFromSecret } from "../../../src/crowdml/web/device/keys.js";
 import * as ring from "../../../src/crowdml/web/device/ring.js";
-import { bitmap, members } from "../../../src/crowdml/web/device/roster.js";
+import { bitmap, members, publicationHash } from "../../../src/crowdml/web/device/roster.js";
 import * as secagg from "../../../src/crowdml/web/device/secagg.js";
 import { seal, unseal } from "../../../src/crowdml/web/device/sealed.js";
 import { joinShares, splitSecrets } from "../../../src/crowdml/web/device/shamir.js";
+import { openView } from "../../../src/crowdml/web/device/views.js";
 import { check, equal, holds, refused } from "./expect.js";
 
 /**
  * @typedef {{ tag: string, length: number, bits: 32 | 64 }} Field
  * @typedef {{ secret: string, id: string, root: string, vectors: { [tag: string]: number[] } }} Device
  * @typedef {{ from: string, to: string, kind: string, body: string }} Said
+ * @typedef {{ round: number, phase: string, kind: string, body: string, closes: number, wait: number, why: string,
+ *   publication: { version: number, kind: string, body: string } | null, encoded: string }} View
  * @typedef {{ task: string, round: number, smallest: number, largest: number, survivors: number, colluders: number,
- *   fields: Field[], devices: Device[], missing: string, publication_hash: string, messages: Said[] }} Vectors
+ *   views: View[], fields: Field[], devices: Device[], missing: string, publication_hash: string, messages: Said[] }} Vectors
  * @typedef {import("../../../src/crowdml/web/device/secagg.js").Round} Round
  */
 
@@ -32,6 +35,24 @@ export function checks(vectors) {
     check("any threshold of shares gives the secret back, and a wrong one does not", shares),
     check("elements of 64 bits add up and cancel in two halves", halves),
     check("plans are those of the table in docs/secagg.md", plans),
+    ...vectors.views.map((row) =>
+      check(`a view in the phase ${row.phase}`, () => viewed(row, vectors.publication_hash))
+    ),
+    check("a view that is none is refused", async () => {
+      const view = {
+        body: new Uint8Array(),
+        closes: 0,
+        kind: "",
+        phase: "mask",
+        publication: [],
+        round: 1,
+        wait: 0,
+        why: "",
+      };
+      equal(openView(encode(view)).phase, "mask", "a view");
+      const wrong = [{ phase: "sum" }, { round: 0 }, { wait: -1 }, { publication: [1] }, { why: null }, { more: 1 }];
+      for (const change of wrong) await refused(() => openView(encode({ ...view, ...change })));
+    }),
     check("bitmaps have one form", async () => {
       equal(toHex(bitmap([true, false, false, false, false, false, false, true, true])), "8180", "the bits");
       equal(members(fromHex("8180"), 9).map(Number), [1, 0, 0, 0, 0, 0, 0, 1, 1], "who is in it");
@@ -144,6 +165,16 @@ async function lies(vectors) {
   const agreed = await secagg.agree(terms, masked, key, body("secagg/survivors/1", "to", device.id));
   const error = await refused(() => secagg.reveal(terms, agreed, body("secagg/agreements/1", "to", device.id)));
   holds(error.message.includes("signed"), "nobody else agreed to another publication");
+}
+
+/** @param {View} row @param {string} hash of the publication */
+async function viewed({ encoded, ...wanted }, hash) {
+  const { body, publication, ...rest } = openView(fromHex(encoded));
+  const offered = publication && { ...publication, body: toHex(publication.body) };
+  equal({ ...rest, body: toHex(body), publication: offered }, wanted, "the view");
+  if (publication === null) return;
+  const found = await publicationHash(publication.version, publication.kind, publication.body);
+  equal(toHex(found), hash, "the publication's hash");
 }
 
 /** The server's list of survivors. @param {number[]} bits */
