@@ -22,7 +22,8 @@ import { check, equal, holds, refused } from "./expect.js";
  * @typedef {{ round: number, phase: string, kind: string, body: string, closes: number, wait: number, why: string,
  *   publication: { version: number, kind: string, body: string } | null, encoded: string }} View
  * @typedef {{ task: string, round: number, smallest: number, largest: number, survivors: number, colluders: number,
- *   views: View[], fields: Field[], devices: Device[], missing: string, publication_hash: string, messages: Said[] }} Vectors
+ *   views: View[], fields: Field[], devices: Device[], missing: string, publication_hash: string,
+ *   messages: Said[] }} Vectors
  * @typedef {import("../../../src/crowdml/web/device/secagg.js").Round} Round
  */
 
@@ -50,6 +51,7 @@ export function checks(vectors) {
         why: "",
       };
       equal(openView(encode(view)).phase, "mask", "a view");
+      /** @type {{ [key: string]: import("../../../src/crowdml/web/device/codec.js").Plain }[]} */
       const wrong = [{ phase: "sum" }, { round: 0 }, { wait: -1 }, { publication: [1] }, { why: null }, { more: 1 }];
       for (const change of wrong) await refused(() => openView(encode({ ...view, ...change })));
     }),
