@@ -77,6 +77,7 @@ def test_budgets_and_statements_are_those_of_python(engine: Any, seed: int):
     assert len(caps) > 2
 
 
+@pytest.mark.slow
 def test_a_long_ledger_is_read_and_added_to_in_time(engine: Any):
     took = engine("ledgers.js", "times", 5_000)
     assert took["read"] < 5_000
