@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import crowdml
+from crowdml.privacy.mechanisms import Mechanism
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(crowdml.__file__).resolve().parent
@@ -298,11 +299,30 @@ def test_those_who_may_look_into_a_private_value_still_do():
 
 @cache
 def mechanisms() -> set[str]:
-    """The names of all classes of mechanisms."""
-    homes = [source for source in SOURCES if re.match(r"privacy/(mechanisms|moments)\b", source)]
-    found = {node.name for home in homes for node in ast.walk(tree(home)) if isinstance(node, ast.ClassDef)}
-    assert {"Mechanism", "GridLaplace", "Scheduled", "SkellamGram"} <= found
+    """The names of all classes of mechanisms in privacy/: `Mechanism`, and whatever is derived from it."""
+    homes = [source for source in SOURCES if source.startswith("privacy/")]
+    bases = {
+        node.name: {dotted(base).split(".")[-1] for base in node.bases}
+        for home in homes
+        for node in nodes(home)
+        if isinstance(node, ast.ClassDef)
+    }
+    found, more = set[str](), {"Mechanism"}
+    while more:
+        found |= more
+        more = {name for name, above in bases.items() if above & found} - found
     return found
+
+
+def test_every_class_of_mechanisms_is_found():
+    assert {"Mechanism", "GridLaplace", "Scheduled", "SkellamGram", "PolynomialLaplace", "Share"} <= mechanisms()
+    by_kind = {each.__name__ for each in subclasses(Mechanism) if each.__module__.startswith("crowdml.privacy.")}
+    assert by_kind <= mechanisms()
+
+
+def subclasses(cls: type) -> set[type]:
+    """Every class that is derived from this one, at any depth, and was imported."""
+    return {each for below in cls.__subclasses__() for each in {below, *subclasses(below)}}
 
 
 @of_every_source

@@ -21,7 +21,7 @@ from crowdml.features.maps import FeatureMap, MapSettings, make_map, map_length
 from crowdml.models.ridge import RULE, solve_each
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.mechanisms import l1_of
-from crowdml.privacy.moments import SkellamGram, moments_move, moments_variance
+from crowdml.privacy.moments import Products, SkellamGram, moments_move, moments_variance
 from crowdml.privacy.noise import WIDEST
 from crowdml.privacy.polynomials import PolynomialLaplace, coefficients_move
 from crowdml.privacy.private import Rows
@@ -43,7 +43,7 @@ LARGEST_OWN = 2**18
 MOST_FEATURES = 4096
 
 
-R = TypeVar("R", bound=SkellamGram | PolynomialLaplace, covariant=True)
+R = TypeVar("R", bound=Products, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,11 @@ class Regression(Generic[R]):
     def map(self) -> FeatureMap:
         return make_map(self.map_settings, self.dimension)
 
-    def units(self, x: Array) -> Array:
-        """x [n, dimension] -> [n, b]: units of the last public layer, each in [0, 1]."""
-        return np.clip(self.map(x) * math.sqrt(self.map.length), 0, 1)
+    def features(self, x: Array) -> Array:
+        """x [n, dimension] -> [n, features]: what the mechanism multiplies, and weights belong to: features of norm one
+        at most, or units of the last public layer, each in [0, 1]."""
+        found = self.map(x)
+        return np.clip(found * math.sqrt(self.map.length), 0, 1) if self.mechanism.takes_units else found
 
 
 def moment_rows(fixed: Regression[Any], batch: Samples) -> Array:
@@ -80,9 +82,8 @@ def moment_rows(fixed: Regression[Any], batch: Samples) -> Array:
             "moments are not compiled: their integers need 64 bits and maps are NumPy's. `crowdml simulate` runs such "
             "a task device after device."
         ) from None
-    if isinstance(fixed.mechanism, PolynomialLaplace):
-        return np.concatenate([fixed.units(x), 1 - 2 * target_rows(fixed, y)], axis=1)
-    return np.concatenate([fixed.map(x), label_rows(fixed, y)], axis=1)
+    labels = 1 - 2 * target_rows(fixed, y) if fixed.mechanism.takes_units else label_rows(fixed, y)
+    return np.concatenate([fixed.features(x), labels], axis=1)
 
 
 def label_rows(fixed: Regression[Any], y: Array) -> Array:
@@ -120,8 +121,7 @@ def solve_by_rules(fixed: Regression[Any], moments: Integers, shares: float, rul
 
 def scores(fixed: Regression[Any], weights: Array, x: Array) -> Array:
     """x [n, dimension] -> a score for each class [n, c], or numbers [n]."""
-    h = fixed.units(x) if isinstance(fixed.mechanism, PolynomialLaplace) else fixed.map(x)
-    found = np.asarray(h, np.float64) @ np.asarray(weights, np.float64)
+    found = np.asarray(fixed.features(x), np.float64) @ np.asarray(weights, np.float64)
     return found if fixed.classes is not None else found[:, 0] * fixed.label_bound
 
 

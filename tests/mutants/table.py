@@ -3586,8 +3586,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "perturbed loss: units are not held in the unit interval",
         "privacy/polynomials.py PolynomialLaplace.coefficients",
-        "held[:, :self.features].clip(0, 1)",
-        "held[:, :self.features]",
+        "units.clip(0, 1)",
+        "units",
         "tests/privacy/test_polynomials.py::test_replacing_a_sample_moves_the_coefficients_by_no_more_than_the_table_says",
     ),
     Mutant(

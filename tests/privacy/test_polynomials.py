@@ -96,5 +96,5 @@ def test_a_polynomial_that_proves_nothing_or_has_no_room_is_refused(wrong: dict[
 
 
 def test_rows_of_another_width_are_refused():
-    with pytest.raises(GuaranteeError, match="prices 4 units and 2 outputs a sample; this has"):
+    with pytest.raises(GuaranteeError, match="prices 4 features and 2 labels a sample; this has"):
         make().draw(np.zeros((5, 7)), Silence())

@@ -236,7 +236,7 @@ def test_the_functional_mechanism_learns_where_its_noise_leaves_something(digits
 def test_units_are_public_and_in_the_unit_interval_and_a_sample_pays_once():
     task = settled(perturbed(1.0, layers=2))
     fixed = secprobe.plan(task).regression
-    h = fixed.units(np.random.default_rng(1).normal(size=(50, 64)) / 8)
+    h = fixed.features(np.random.default_rng(1).normal(size=(50, 64)) / 8)
     assert 0 <= h.min() < 0.05 < 0.95 < h.max() <= 1
     assert ((h > 0) & (h < 1)).mean() > 0.5
     row = secprobe.plan(task).mechanism

@@ -22,7 +22,7 @@ from crowdml.privacy.calibration import skellam_loss, skellam_variance
 from crowdml.privacy.grid import TOO_LARGE, Grid
 from crowdml.privacy.laws import Skellam
 from crowdml.privacy.losses import Filter, Loss, Renyi, Total, exact
-from crowdml.privacy.mechanisms import NoiseLaw, Share, l1_of, root_up
+from crowdml.privacy.mechanisms import Mechanism, NoiseLaw, Share, l1_of, root_up
 from crowdml.privacy.noise import Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L2, Adjacency, Observer
@@ -68,8 +68,50 @@ def moments_variance(l2: Fraction, l1: Fraction, epsilon: Fraction, delta: float
     return high
 
 
+class Products(Mechanism):
+    """A row that sums, over samples, the products of features with one another and with labels, in whole numbers.
+
+    A contribution is one sample's row [features + labels]. What leaves is one vector: the diagonal, the products of two
+    features row by row, then features times labels row by row.
+    """
+
+    clip: int
+    """How long a sample's features and labels may be, in grid steps, or how large each of them."""
+    features: int
+    labels: int
+    adjacency: Adjacency
+    takes_units: bool = False
+    """Whether it takes units in [0, 1] and 1 - 2y of each output, instead of features of norm one and labels."""
+
+    @property
+    def length(self) -> int:
+        return self.features * (self.features + 1) // 2 + self.features * self.labels
+
+    @property
+    def clipped(self) -> int:
+        return self.clip
+
+    @property
+    def _unit(self) -> int:
+        """Samples that are replaced at once: one, or all that a device gives."""
+        return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
+
+    def equations(self, moments: Integers, shares: float) -> tuple[Array, Array, float]:
+        """G [d, d] and B [d, labels] of summed releases that hold `shares` shares of noise, and the standard deviation
+        of that noise: what `models.ridge` solves."""
+        raise NotImplementedError
+
+    def _parts(self, rows: Array) -> tuple[Array, Array]:
+        """Contributions as features [b, features] and labels [b, labels]; refuse rows of another length."""
+        if rows.ndim != 2 or rows.shape[1] != self.features + self.labels:
+            raise GuaranteeError(
+                f"The table prices {self.features} features and {self.labels} labels a sample; this has {rows.shape}."
+            )
+        return rows[:, : self.features], rows[:, self.features :]
+
+
 @record
-class SkellamGram(Share):
+class SkellamGram(Products, Share):
     """Adds this device's share of Skellam noise to sums of h h^T and h y^T over its samples.
 
     Guarantee: Renyi DP at integer orders (Agarwal, Kairouz, Liu 2021) against who sees the cohort's sum, for replacing
@@ -116,15 +158,6 @@ class SkellamGram(Share):
             )
 
     @property
-    def length(self) -> int:
-        """The diagonal, what is above it row by row, then features times labels row by row."""
-        return self.features * (self.features + 1) // 2 + self.features * self.labels
-
-    @property
-    def clipped(self) -> int:
-        return self.clip
-
-    @property
     def law(self) -> NoiseLaw:
         """On the diagonal and on features times labels. Values are products of two numbers on the grid, so that one
         step of them is the square of the grid's."""
@@ -142,14 +175,7 @@ class SkellamGram(Share):
         l2 = (self.covers.size if everything else self._unit) * moments_move(self.clip, self.positive)
         return moments_loss(l2, l1_of(l2, self.length), shares * self.variance)
 
-    @property
-    def _unit(self) -> int:
-        """Samples that are replaced at once: one, or all that a device gives."""
-        return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
-
     def equations(self, moments: Integers, shares: float) -> tuple[Array, Array, float]:
-        """G [d, d] and B [d, labels] of summed moments, and the standard deviation of their noise, for `models.ridge`:
-        `shares` shares of it are in them."""
         gram, cross = split(moments, self.features, self.labels)
         unit = self.clip**2  # of a product, in squared grid steps
         return gram / unit, cross / unit, math.sqrt(shares * self.variance) / unit
@@ -164,13 +190,7 @@ class SkellamGram(Share):
 
     def moments(self, contributions: Array) -> Integers:
         """The sums without noise, exact: for `draw`, and for simulations that add the noise of a whole cohort."""
-        rows = np.asarray(contributions)
-        if rows.ndim != 2 or rows.shape[1] != self.features + self.labels:
-            raise GuaranteeError(
-                f"The table prices {self.features} features and {self.labels} labels a sample; this has {rows.shape}."
-            )
-        h = self.steps(rows[:, : self.features]).astype(np.float64)
-        y = self.steps(rows[:, self.features :]).astype(np.float64)
+        h, y = (self.steps(part).astype(np.float64) for part in self._parts(np.asarray(contributions)))
         return join(h.T @ h, h.T @ y)
 
     def steps(self, rows: Array) -> Integers:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers
+from crowdml.arrays import Array, Integers, finite_or_zero
 from crowdml.errors import GuaranteeError
 from crowdml.privacy.grid import Grid
 from crowdml.privacy.laws import DiscreteLaplace
 from crowdml.privacy.losses import Loss, Pure
-from crowdml.privacy.mechanisms import Mechanism, NoiseLaw
-from crowdml.privacy.moments import join, split
+from crowdml.privacy.mechanisms import NoiseLaw
+from crowdml.privacy.moments import Products, join, split
 from crowdml.privacy.noise import WIDEST, Source
 from crowdml.privacy.private import Rows
 from crowdml.privacy.sensitivity import L1, Adjacency, Observer
@@ -39,7 +40,7 @@ def coefficients_move(clip: int, units: int, outputs: int) -> int:
 
 
 @record
-class PolynomialLaplace(Mechanism):
+class PolynomialLaplace(Products):
     """Adds discrete Laplace noise to the coefficients of a loss of second order, summed over samples.
 
     Guarantee: epsilon-DP against anyone, for replacing one sample of the part, or all of them where the task protects
@@ -58,6 +59,7 @@ class PolynomialLaplace(Mechanism):
     adjacency: Adjacency = Adjacency.REPLACE_SAMPLE
     observer: Observer = Observer.ANYONE
     kind: str = "polynomial-laplace"
+    takes_units: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if min(self.features, self.labels, self.clip) < 1 or self.epsilon <= 0:
@@ -70,15 +72,6 @@ class PolynomialLaplace(Mechanism):
                 f"Coefficients of {self.covers.size} samples and their noise reach {max(self.reach)} steps, which 32 "
                 "bits do not hold. Choose a coarser grid."
             )
-
-    @property
-    def length(self) -> int:
-        """The squares, the products of two units row by row, then units times labels row by row."""
-        return self.features * (self.features + 1) // 2 + self.features * self.labels
-
-    @property
-    def clipped(self) -> int:
-        return self.clip
 
     @property
     def sensitivity(self) -> L1:
@@ -105,11 +98,6 @@ class PolynomialLaplace(Mechanism):
     def device_loss(self) -> Loss:
         return Pure(self.epsilon * self.covers.size / self._unit)
 
-    @property
-    def _unit(self) -> int:
-        """Samples that are replaced at once: one, or all that a device gives."""
-        return 1 if self.adjacency is Adjacency.REPLACE_SAMPLE else self.covers.size
-
     def draw(self, contributions: Array, noise: Source) -> Integers:
         """Contributions [b, units + outputs]: a sample's units, then 1 - 2y of each output -> int32 [length]."""
         total = self.coefficients(contributions)
@@ -118,15 +106,8 @@ class PolynomialLaplace(Mechanism):
 
     def coefficients(self, contributions: Array) -> Integers:
         """The sums without noise, exact."""
-        rows = np.asarray(contributions, np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.features + self.labels:
-            raise GuaranteeError(
-                f"The table prices {self.features} units and {self.labels} outputs a sample; this has {rows.shape}."
-            )
-        good = np.isfinite(rows).all(axis=1, keepdims=True)
-        held = np.where(good, rows, 0.0)
-        h = np.rint(held[:, : self.features].clip(0, 1) * self.clip)
-        t = np.rint(held[:, self.features :].clip(-1, 1) * self.clip)
+        units, signs = self._parts(finite_or_zero(np.asarray(contributions, np.float64), rows=True))
+        h, t = np.rint(units.clip(0, 1) * self.clip), np.rint(signs.clip(-1, 1) * self.clip)
         squares = h.T @ h
         return join(2 * squares - np.diag(np.diagonal(squares)), 4 * (h.T @ t))
 
