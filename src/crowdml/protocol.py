@@ -334,6 +334,9 @@ class Protocol:
     """The kind of model for a crowd of this shape, where nobody says which."""
     claims: Callable[[Task], float] | None = None
     """What a paper says that a sample pays, where a task runs as published."""
+    regression: Callable[[Task], Any] | None = None
+    """The ridge regression that the server solves (`second_moments.Regression`): exports and comparisons ask it for its
+    features. None where weights belong to the features as they are."""
     overlaps: bool = False
     """Whether samples may share a reading (`features.kind = "windows"`): only where features never leave a device, and
     each reading is the label of one sample. Elsewhere replacing a reading would change many samples at once."""

@@ -8,14 +8,15 @@ SP-A.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, Samples, finite_or_zero
+from crowdml.arrays import Array, Integers, Samples, finite_or_zero, struct
+from crowdml.channels import combining
 from crowdml.errors import TaskError
 from crowdml.features.maps import FeatureMap, MapSettings, make_map, map_length
 from crowdml.models.ridge import RULE, solve_each
@@ -24,14 +25,16 @@ from crowdml.privacy.mechanisms import l1_of
 from crowdml.privacy.moments import Products, SkellamGram, moments_move, moments_variance
 from crowdml.privacy.noise import WIDEST
 from crowdml.privacy.polynomials import PolynomialLaplace, coefficients_move
-from crowdml.privacy.private import Rows
+from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import Adjacency, Observer
+from crowdml.protocol import Context, Publish, Step, stop_after
+from crowdml.records import record
 from crowdml.rooted import Root, choose_group
 from crowdml.task import Task
 
 __all__ = [
-    "Regression", "check_prices", "group_uploads", "label_rows", "moment_rows", "moments_row", "polynomial_row",
-    "predictions", "read_ridge", "scores", "solve_by_rules", "solve_moments", "target_rows",
+    "Learned", "Regression", "Solver", "check_prices", "group_uploads", "label_rows", "moment_rows", "moments_row",
+    "polynomial_row", "predictions", "read_ridge", "scores", "solve_by_rules", "solve_moments", "target_rows",
 ]  # fmt: skip
 
 FINEST_CLIP = 2**9
@@ -180,21 +183,26 @@ def moments_row(task: Task, settings: MapSettings, *, batch: int, positive: bool
         l2 = samples * moments_move(clip, positive)
         return moments_variance(l2, l1_of(l2, length), privacy.epsilon["moments"], privacy.delta) / honest
 
-    clip = FINEST_CLIP
-    while clip > 1 and share(clip) > largest**2:
-        clip //= 2
-    if privacy.grid is not None:
-        wanted = 1 / privacy.grid
-        if wanted.denominator != 1 or wanted.numerator & (wanted.numerator - 1) or wanted > clip:
-            raise TaskError(
-                f"privacy.grid = {float(privacy.grid):g}: a power of two from {1 / clip:g}, the finest for this noise, "
-                "to 1."
-            )
-        clip = int(wanted)
+    clip = _chosen_clip(task, FINEST_CLIP, lambda clip: share(clip) <= largest**2)
     adjacency = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
     seen = Observer.ANYONE if masking is None else Observer.AGGREGATE
     grid, covers = Grid(Fraction(1, clip)), Rows(0, batch)
     return SkellamGram(clip, features, labels, share(clip), honest, grid, covers, promise, positive, adjacency, seen)
+
+
+def _chosen_clip(task: Task, finest: int, fits: Callable[[int], bool]) -> int:
+    """How many grid steps a clip has: the most, by powers of two, whose noise `fits`, or what the task's grid says."""
+    clip, grid = finest, task.privacy.grid
+    while clip > 1 and not fits(clip):
+        clip //= 2
+    if grid is None:
+        return clip
+    wanted = 1 / grid
+    if wanted.denominator != 1 or wanted.numerator & (wanted.numerator - 1) or wanted > clip:
+        raise TaskError(
+            f"privacy.grid = {float(grid):g}: a power of two from {1 / clip:g}, the finest for this noise, to 1."
+        )
+    return int(wanted)
 
 
 FINEST_UNIT = 2**6
@@ -216,26 +224,75 @@ def polynomial_row(task: Task, settings: MapSettings, *, batch: int, promise: st
         scale = samples * coefficients_move(clip, features, labels) / epsilon
         return scale <= WIDEST and 4 * batch * clip**2 + 45 * scale < 2**31
 
-    clip = FINEST_UNIT
-    while clip > 1 and not fits(clip):
-        clip //= 2
-    if not fits(clip):
+    if not fits(1):
         raise TaskError(
             f"privacy.epsilon.moments = {float(epsilon):g}: the coefficients of {features} units and {labels} outputs "
             f"would need noise of {float(samples * coefficients_move(1, features, labels) / epsilon):,.0f} steps of "
             f"the coarsest grid, and a device draws at most {WIDEST:,}. Take fewer units, or raise it."
         )
-    if privacy.grid is not None:
-        wanted = 1 / privacy.grid
-        if wanted.denominator != 1 or wanted.numerator & (wanted.numerator - 1) or wanted > clip:
-            raise TaskError(
-                f"privacy.grid = {float(privacy.grid):g}: a power of two from {1 / clip:g}, the finest for this noise, "
-                "to 1."
-            )
-        clip = int(wanted)
+    clip = _chosen_clip(task, FINEST_UNIT, fits)
     adjacency = Adjacency.REPLACE_DEVICE if privacy.unit == "device" else Adjacency.REPLACE_SAMPLE
     grid, covers = Grid(Fraction(1, clip)), Rows(0, batch)
     return PolynomialLaplace(clip, features, labels, epsilon, grid, covers, promise, adjacency)
+
+
+@struct
+class Learned:
+    """Server state: what all rounds so far came to, and the weights that it gave."""
+
+    moments: Integers  # int64
+    devices: Integers
+    rounds: Integers
+    weights: Array
+
+
+@record(eq=False)
+class Solver:
+    """The handlers of a protocol whose devices give second moments once, and whose server solves for the weights."""
+
+    plan: Callable[[Task], Regression[Any]]
+    fitted: Callable[[Array, Integers], Any]
+    """The publication: weights for the task's features, and how many rounds made them (none at first)."""
+
+    def contribute(self, task: Task, batch: Private[Samples], published: Any) -> Mapping[str, Private[Any]]:
+        """The moments of the batch, before their noise, once. What was published before is not looked at."""
+        fixed = self.plan(task)
+        return {"moments": batch.map(lambda samples: moment_rows(fixed, samples))}
+
+    def publish_initial(self, task: Task, ctx: Context) -> Step[Learned]:
+        """Everybody begins with the same weights, zeros, and with the same public features."""
+        row = self.plan(task).mechanism
+        weights, none = np.zeros((row.features, row.labels), np.float32), np.int32(0)
+        state = Learned(np.zeros(row.length, np.int64), none, none, weights)
+        return Step(state, (Publish(self.fitted(weights, none)),))
+
+    def fit(self, task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
+        """Add the moments of a cohort, or of a round that a rule combined, to those before, and solve."""
+        fixed, by = self.plan(task), combining(task)
+        moments = state.moments + np.asarray(total.moments.value, np.int64)
+        devices, rounds = np.int32(state.devices + total.devices), np.int32(state.rounds + 1)
+        shares = int(devices) if by is None else int(devices) * by.inflation(by.uploads)
+        weights = solve_moments(fixed, moments, shares).astype(np.float32)
+        after = Learned(moments, devices, rounds, weights)
+        heard = ("cohort", "been added up") if by is None else ("round", "been closed")
+        stops = stop_after(task.stop.steps, rounds, *heard)
+        return Step(after, (Publish(self.fitted(weights, rounds)), *stops))
+
+    def try_alone(self, task: Task, state: Learned, upload: Any, ctx: Context) -> Step[Learned]:
+        """The model of one upload by itself, which the server rates: what its device would have learnt of it."""
+        moments = np.asarray(upload.moments.value, np.int64)
+        weights = solve_moments(self.plan(task), moments, int(upload.devices)).astype(np.float32)
+        return Step(Learned(moments, state.devices, state.rounds, weights))
+
+    def take_group(self, task: Task, uploads: Any, rows: Samples) -> Array:
+        """[M]: which uploads of a round the rule "grouping" takes, on public rows of the server's."""
+        return group_uploads(self.plan(task), uploads, rows)
+
+    def predict(self, task: Task, weights: Array, x: Array) -> Array:
+        return predictions(self.plan(task), weights, x)
+
+    def scores(self, task: Task, weights: Array, x: Array) -> Array:
+        return scores(self.plan(task), weights, x)
 
 
 def group_uploads(fixed: Regression, uploads: Any, rows: Samples) -> Array:

@@ -3606,7 +3606,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "secprobe: uploads are rated with all rounds before them",
-        "protocols/secprobe.py try_alone",
+        "second_moments.py Solver.try_alone",
         "np.asarray(upload.moments.value, np.int64)",
         "state.moments + np.asarray(upload.moments.value, np.int64)",
         "tests/protocols/test_secprobe.py::test_each_upload_is_rated_alone_whatever_the_rounds_before_came_to",
@@ -3620,7 +3620,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "robust: gram takes the noise of a median for that of a mean",
-        "protocols/gram.py fit",
+        "second_moments.py Solver.fit",
         "by.inflation(by.uploads)",
         "1.0",
         "tests/protocols/test_combine.py::test_gram_takes_the_median_of_cohorts_and_knows_the_noise_of_it",

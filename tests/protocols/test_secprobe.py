@@ -87,7 +87,7 @@ def test_an_upload_is_the_moments_of_the_batch_and_survives_the_wire(digits: Any
     row = secprobe.plan(task).mechanism
     assert heard.dtype == np.int32
     gram, cross = split(heard, row.features, row.labels)
-    h = row.steps(secprobe.plan(task).regression.map(batch.x))
+    h = row.steps(secprobe.plan(task).map(batch.x))
     assert (gram == h.T @ h).all()
     assert (cross == row.clip * h.T @ np.eye(10)[batch.y]).all()
     field = find(task).expected(task)["secprobe/moments/1"]["moments"]
@@ -150,7 +150,7 @@ def test_each_upload_is_rated_alone_whatever_the_rounds_before_came_to(digits: A
     seen = replace(start.state, moments=start.state.moments + 10**9)
     batch = Samples(digits.x_train[:20], digits.y_train[:20])
     upload = check_in(protocol, task, batch, start.published, noise=Silence(), me="x").message
-    alone = [secprobe.try_alone(task, each, upload, None).state.weights for each in (start.state, seen)]  # type: ignore[arg-type]
+    alone = [secprobe.SOLVER.try_alone(task, each, upload, None).state.weights for each in (start.state, seen)]  # type: ignore[arg-type]
     np.testing.assert_array_equal(*alone)
     assert (protocol.predict(task, alone[0], batch.x) == batch.y).mean() > 0.8
 
@@ -235,7 +235,7 @@ def test_the_functional_mechanism_learns_where_its_noise_leaves_something(digits
 
 def test_units_are_public_and_in_the_unit_interval_and_a_sample_pays_once():
     task = settled(perturbed(1.0, layers=2))
-    fixed = secprobe.plan(task).regression
+    fixed = secprobe.plan(task)
     h = fixed.features(np.random.default_rng(1).normal(size=(50, 64)) / 8)
     assert 0 <= h.min() < 0.05 < 0.95 < h.max() <= 1
     assert ((h > 0) & (h < 1)).mean() > 0.5
@@ -247,7 +247,7 @@ def test_units_are_public_and_in_the_unit_interval_and_a_sample_pays_once():
 
 
 def test_labels_that_nobody_knows_move_no_linear_coefficient():
-    fixed = secprobe.plan(settled(perturbed(1.0))).regression
+    fixed = secprobe.plan(settled(perturbed(1.0)))
     rows = target_rows(fixed, np.array([3, -1]))
     assert rows[0].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     assert rows[1].tolist() == [0.5] * 10

@@ -22,31 +22,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-
-from crowdml.arrays import Array, Integers, Samples, struct
-from crowdml.channels import combining, contribution, heard_by
+from crowdml.arrays import Array, Integers
+from crowdml.channels import contribution, heard_by
 from crowdml.errors import TaskError
 from crowdml.features.maps import MapSettings
 from crowdml.messages import Public, message
 from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.moments import SkellamGram
-from crowdml.privacy.private import Private, Release
-from crowdml.protocol import Context, Protocol, Publish, Role, Step, Tally, device_role, stop_after
+from crowdml.privacy.private import Release
+from crowdml.protocol import Protocol, Role, Tally, device_role
 from crowdml.robust import Combine
-from crowdml.second_moments import (
-    Regression,
-    check_prices,
-    group_uploads,
-    moment_rows,
-    moments_row,
-    predictions,
-    read_ridge,
-    scores,
-    solve_moments,
-)
+from crowdml.second_moments import Regression, Solver, check_prices, moments_row, read_ridge
 from crowdml.settings import Between, read_kind
 from crowdml.shape import Shape, short
 from crowdml.task import Task
@@ -123,51 +111,7 @@ class Moments:
     moments: Release[Integers]
 
 
-# --- the device ---
-
-
-def contribute(task: Task, batch: Private[Samples], fitted: Fitted) -> Mapping[str, Private[Any]]:
-    """The moments of the batch, before their noise, once. What was published before is not looked at."""
-    fixed = plan(task)
-    return {"moments": batch.map(lambda samples: moment_rows(fixed, samples))}
-
-
-# --- the server ---
-
-
-@struct
-class Learned:
-    """Server state: the moments of all cohorts so far, and the weights that they gave."""
-
-    moments: Integers  # int64
-    devices: Integers
-    rounds: Integers
-    weights: Array
-
-
-def publish_initial(task: Task, ctx: Context) -> Step[Learned]:
-    row = plan(task).mechanism
-    weights, none = np.zeros((row.features, row.labels), np.float32), np.int32(0)
-    state = Learned(np.zeros(row.length, np.int64), none, none, weights)
-    return Step(state, (Publish(Fitted(weights, none)),))
-
-
-def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
-    """Add the moments of a cohort, or of a round that a rule combined, to those before, and solve."""
-    fixed, by = plan(task), combining(task)
-    moments = state.moments + np.asarray(total.moments.value, np.int64)
-    devices, rounds = np.int32(state.devices + total.devices), np.int32(state.rounds + 1)
-    shares = int(devices) if by is None else int(devices) * by.inflation(by.uploads)
-    weights = solve_moments(fixed, moments, shares).astype(np.float32)
-    after = Learned(moments, devices, rounds, weights)
-    heard = ("cohort", "been added up") if by is None else ("round", "been closed")
-    stops = stop_after(task.stop.steps, rounds, *heard)
-    return Step(after, (Publish(Fitted(weights, rounds)), *stops))
-
-
-def take_group(task: Task, uploads: Any, rows: Samples) -> Array:
-    """[M]: which uploads of a round the rule "grouping" takes, on public rows of the server's."""
-    return group_uploads(plan(task), uploads, rows)
+SOLVER = Solver(plan, Fitted)
 
 
 def fits(shape: Shape, masked: bool) -> str | None:
@@ -184,8 +128,8 @@ def advise(task: Task, shape: Shape | None) -> Task:
     return task.with_(model=model, protocol={**task.protocol, "map": constant})
 
 
-device = device_role(Moments, Fitted, contribute)
-server = Role(start=publish_initial, on=heard_by(Moments, fit, grouped=take_group))
+device = device_role(Moments, Fitted, SOLVER.contribute)
+server = Role(start=SOLVER.publish_initial, on=heard_by(Moments, SOLVER.fit, grouped=SOLVER.take_group))
 protocol = Protocol(
     "gram",
     device,
@@ -195,8 +139,9 @@ protocol = Protocol(
     shapes=lambda task: {},  # nothing leaves but under masks
     progress=lambda task, state: Tally(int(state.devices)),
     contribution=Moments,
-    predict=lambda task, weights, x: predictions(plan(task), weights, x),
-    scores=lambda task, weights, x: scores(plan(task), weights, x),
+    predict=SOLVER.predict,
+    scores=SOLVER.scores,
+    regression=plan,
     remarks=remarks,
     traced=False,  # moments are multiplied in 64 bits, and maps are NumPy's
     settings=Settings,

@@ -23,29 +23,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any
 
-import numpy as np
-
-from crowdml.arrays import Array, Integers, Samples, struct
+from crowdml.arrays import Array, Integers
 from crowdml.channels import contribution, heard_by
 from crowdml.errors import TaskError
 from crowdml.features.maps import MapSettings
 from crowdml.messages import Public, message
 from crowdml.privacy.mechanisms import Mechanism
-from crowdml.privacy.private import Private, Release
-from crowdml.protocol import Context, Protocol, Publish, Role, Step, Tally, device_role, stop_after
+from crowdml.privacy.private import Release
+from crowdml.protocol import Protocol, Role, Tally, device_role
 from crowdml.robust import Combine
-from crowdml.second_moments import (
-    Regression,
-    check_prices,
-    group_uploads,
-    moment_rows,
-    moments_row,
-    polynomial_row,
-    predictions,
-    read_ridge,
-    scores,
-    solve_moments,
-)
+from crowdml.second_moments import Regression, Solver, check_prices, moments_row, polynomial_row, read_ridge
 from crowdml.settings import Between, read_kind
 from crowdml.shape import Shape
 from crowdml.task import Task
@@ -65,20 +52,8 @@ class Settings:
     kind: str = "secprobe"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a task fixes once and for all: read by handlers, never written."""
-
-    settings: Settings
-    regression: Regression[Any]
-
-    @property
-    def mechanism(self) -> Any:
-        return self.regression.mechanism
-
-
 @lru_cache(maxsize=256)
-def plan(task: Task) -> Plan:
+def plan(task: Task) -> Regression[Any]:
     """Read the task; refuse what this protocol cannot run."""
     settings = read_kind(Settings, task.protocol, "protocol")
     c = read_ridge(task)
@@ -100,8 +75,7 @@ def plan(task: Task) -> Plan:
             f'privacy.mechanism = "{task.privacy.mechanism}": secprobe adds all of the noise to a device\'s own '
             'moments, which is "skellam", or to the coefficients of its loss, which is "discrete-laplace".'
         )
-    regression = Regression(settings.map, row, task.features.dimension, task.classes, float(task.labels.bound), c)
-    return Plan(settings, regression)
+    return Regression(settings.map, row, task.features.dimension, task.classes, float(task.labels.bound), c)
 
 
 def mechanisms(task: Task) -> Mapping[str, Mechanism]:
@@ -128,55 +102,7 @@ class Moments:
     version: Public[Integers]
 
 
-# --- the device ---
-
-
-def contribute(task: Task, batch: Private[Any], fitted: Fitted) -> Mapping[str, Private[Any]]:
-    """The moments of the batch, before their noise, once. What was published before is not looked at."""
-    fixed = plan(task).regression
-    return {"moments": batch.map(lambda samples: moment_rows(fixed, samples))}
-
-
-# --- the server ---
-
-
-@struct
-class Learned:
-    """Server state: what all rounds so far came to, and the weights that it gave."""
-
-    moments: Integers  # int64
-    devices: Integers
-    rounds: Integers
-    weights: Array
-
-
-def publish_initial(task: Task, ctx: Context) -> Step[Learned]:
-    """Everybody begins with the same weights, zeros, and with the same public features."""
-    row = plan(task).mechanism
-    weights, none = np.zeros((row.features, row.labels), np.float32), np.int32(0)
-    return Step(Learned(np.zeros(row.length, np.int64), none, none, weights), (Publish(Fitted(weights, none)),))
-
-
-def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
-    """Add what a rule made of a round to those before, and solve."""
-    fixed, by = plan(task).regression, plan(task).settings.combine
-    moments = state.moments + np.asarray(total.moments.value, np.int64)
-    devices, rounds = np.int32(state.devices + total.devices), np.int32(state.rounds + 1)
-    weights = solve_moments(fixed, moments, int(devices) * by.inflation(by.uploads)).astype(np.float32)
-    stops = stop_after(task.stop.steps, rounds, "round", "been closed")
-    return Step(Learned(moments, devices, rounds, weights), (Publish(Fitted(weights, rounds)), *stops))
-
-
-def try_alone(task: Task, state: Learned, upload: Any, ctx: Context) -> Step[Learned]:
-    """The model of one upload by itself, which the server rates: what its device would have learnt of it."""
-    moments = np.asarray(upload.moments.value, np.int64)
-    weights = solve_moments(plan(task).regression, moments, int(upload.devices)).astype(np.float32)
-    return Step(Learned(moments, state.devices, state.rounds, weights))
-
-
-def take_group(task: Task, uploads: Any, rows: Samples) -> Array:
-    """[M]: which uploads of a round the rule "grouping" takes, on public rows of the server's."""
-    return group_uploads(plan(task).regression, uploads, rows)
+SOLVER = Solver(plan, Fitted)
 
 
 def fits(shape: Shape, masked: bool) -> str | None:
@@ -186,8 +112,9 @@ def fits(shape: Shape, masked: bool) -> str | None:
     return "secprobe asks for a rule, protocol.combine, which a task has to choose."
 
 
-device = device_role(Moments, Fitted, contribute)
-server = Role(start=publish_initial, on=heard_by(Moments, fit, tried=try_alone, grouped=take_group))
+heard = heard_by(Moments, SOLVER.fit, tried=SOLVER.try_alone, grouped=SOLVER.take_group)
+device = device_role(Moments, Fitted, SOLVER.contribute)
+server = Role(start=SOLVER.publish_initial, on=heard)
 protocol = Protocol(
     "secprobe",
     device,
@@ -197,8 +124,9 @@ protocol = Protocol(
     shapes=lambda task: {"moments": (plan(task).mechanism.length,)},
     progress=lambda task, state: Tally(int(state.devices)),
     contribution=Moments,
-    predict=lambda task, weights, x: predictions(plan(task).regression, weights, x),
-    scores=lambda task, weights, x: scores(plan(task).regression, weights, x),
+    predict=SOLVER.predict,
+    scores=SOLVER.scores,
+    regression=plan,
     traced=False,  # moments are multiplied in 64 bits, and maps are NumPy's
     settings=Settings,
     fits=fits,
