@@ -339,6 +339,24 @@ def test_a_plugin_gives_a_model_with_settings_of_its_own(tmp_path: Path):
     find(from_canonical(task.canonical))
 
 
+def test_the_card_of_a_model_of_a_plugin_has_lines_that_ask_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("onnx")
+    from crowdml.price import Epsilons
+    from crowdml.server.export import Exported, model_file, onnx_file, snippet
+
+    load_plugin(written(tmp_path, MODEL))
+    task = settled(find_task("activity").with_(model={"kind": "halved", "share": 0.5}))
+    weights = np.random.default_rng(1).normal(size=make_model("halved", 64, 3).shape).astype(np.float32)
+    model = Exported(task, weights, 1, 8, 8, 1, paid=Epsilons(1.0, 5.5))
+    (tmp_path / "m.safetensors").write_bytes(model_file(model))
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, object] = {"print": lambda value: said.update(value=value)}
+    exec(snippet(model, "m.safetensors"), said)
+    assert list(said["value"]) == [task.labels.classes[0]]
+    with pytest.raises(TaskError, match=r"a plug-in computes it, and it is not written as ONNX"):
+        onnx_file(model)
+
+
 def test_a_plugin_gives_a_feature_map_whose_rows_have_norm_one_at_most(tmp_path: Path):
     load_plugin(written(tmp_path, MAP))
     made = make_map(MapSettings("doubled"), 4)

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasks import BALL, toml
 
 from crowdml.errors import MissingExtra, TaskError
 from crowdml.features import into_ball, prepared, spectrum
+from crowdml.models import KINDS
 from crowdml.price import Epsilons
-from crowdml.protocols import find, gram
+from crowdml.protocols import PROTOCOLS, find, gram
 from crowdml.protocols.sgd import plan
 from crowdml.second_moments import predictions
 from crowdml.server.export import Exported, model_card, model_file, onnx_file, snippet
 from crowdml.task import Labels, Task, parse
+from crowdml.turn import first_turn
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -388,6 +392,101 @@ def test_a_number_with_bounds_is_predicted_in_its_own_unit(
     said: dict[str, Any] = {"row": x, "print": lambda value: said.update(value=value)}
     exec(re.sub(r"np\.zeros\(\(1, 6\)[^)]*\)", "row", snippet(model, "m.safetensors")), said)
     assert float(np.ravel(said["value"])[0]) == pytest.approx(expected, rel=1e-5)
+
+
+MODEL = {
+    "softmax": ({"kind": "softmax"}, 3), "softmax, bias": ({"kind": "softmax", "bias": True}, 2),
+    "logistic": ({"kind": "logistic"}, 2), "svm": ({"kind": "svm", "bias": True}, 2),
+    "smooth-svm": ({"kind": "smooth-svm"}, 2), "linear": ({"kind": "linear"}, 0),
+    "least-squares": ({"kind": "least-squares"}, 0), "mlp": ({"kind": "mlp", "hidden": [5, 4]}, 3),
+    "mlp, numbers": ({"kind": "mlp", "hidden": [5], "top": "squared"}, 0),
+    "cnn": ({"kind": "cnn", "filters": [2], "size": 3, "hidden": [4]}, 3),
+    "ridge": ({"kind": "ridge"}, 3), "ridge, two": ({"kind": "ridge"}, 2), "ridge, numbers": ({"kind": "ridge"}, 0),
+}  # fmt: skip
+STEP = {"step": {"c": 1.0}}
+SMOOTH = ("softmax", "logistic", "smooth-svm", "linear")
+"""The models that `admm` learns: they are convex and smooth, and the slope of their loss has a bound."""
+TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
+    "sgd": ({"batch": 5, **STEP, "clip": 3.0}, {"mechanism": "discrete-gaussian", "epsilon": {"gradient": 1.0}}, None),
+    "local_updates": (
+        {"batch": 5, "rate": {"c": 1.0}, "clip": 1.0, "update_clip": 1.0},
+        {"mechanism": "discrete-gaussian", "epsilon": {"update": 1.0}},
+        None,
+    ),
+    "admm": (
+        {"batch": 5, "rho": 1.0},
+        {"mechanism": "skellam", "epsilon": {"update": 1.0}},
+        {"cohort": 10, "minimum": 8},
+    ),
+}
+MAPS: dict[str, dict[str, Any]] = {
+    "identity": {}, "cosine": {"map": {"kind": "cosine", "seed": 3, "features": 9, "width": 0.5}},
+    "convolution": {"map": {"kind": "convolution", "seed": 1, "filters": 2, "size": 3, "pool": 2}},
+    "layers": {"map": {"kind": "layers", "seed": 1, "features": 8, "constant": 0.0}},
+}  # fmt: skip
+TOP = {"combine": {"rule": "top", "uploads": 4, "rows": 10, "keep": 2}}
+SOLVED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
+    "gram": ({}, {"mechanism": "skellam"}, {"cohort": 10, "minimum": 8}),
+    "secprobe": (TOP, {"mechanism": "skellam"}, None),
+    "secprobe, perturbed": (TOP, {"mechanism": "discrete-laplace"}, None),
+}
+
+
+def every_export() -> Iterator[Any]:
+    """Each protocol with each model that it learns: the tables of its task, and how many classes there are."""
+    for name, (protocol, privacy, masking) in TRAINED.items():
+        for kind, (model, classes) in MODEL.items():
+            if "ridge" not in kind and (name != "admm" or model["kind"] in SMOOTH):
+                yield pytest.param({"kind": name, **protocol}, model, classes, privacy, masking, id=f"{name}-{kind}")
+    for name, (protocol, privacy, masking) in SOLVED.items():
+        for kind, (model, classes) in MODEL.items():
+            for each in ("layers",) if "perturbed" in name else MAPS:
+                if "ridge" in kind:
+                    table = {"kind": name.split(",")[0], "batch": 5, **protocol, **MAPS[each]}
+                    asks = {**privacy, "epsilon": {"moments": 1.0}}
+                    yield pytest.param(table, model, classes, asks, masking, id=f"{name}-{kind}-{each}")
+
+
+EXPORTS = list(every_export())
+
+
+def test_every_protocol_and_every_model_of_ours_is_among_those_whose_lines_are_run() -> None:
+    """A histogram has lines of its own (test_histograms.py)."""
+    learned = {(each.values[0]["kind"], each.values[1]["kind"]) for each in EXPORTS}  # type: ignore[index]
+    assert {kind for kind, _ in learned} == set(PROTOCOLS.ours) - {"proportions"}
+    assert {kind for _, kind in learned} == {*KINDS.ours, "ridge"}
+
+
+@pytest.mark.parametrize(("protocol", "model", "classes", "privacy", "masking"), EXPORTS)
+def test_the_lines_of_the_card_say_what_the_protocol_predicts(
+    protocol: dict[str, Any], model: dict[str, Any], classes: int, privacy: dict[str, Any],
+    masking: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    labels = {"classes": ["a", 'b"c', "ü"][:classes]} if classes else {"kind": "number", "low": -5, "high": 15}
+    delta = 0.0 if privacy["mechanism"] == "discrete-laplace" else 1e-6
+    tables = {"features": {"dimension": 81, "norm": BALL}, "labels": labels, "model": model, "protocol": protocol}
+    privacy = {**privacy, "delta": delta}
+    tables |= {} if masking is None else {"masking": masking}
+    task = parse(toml({"name": "each", **tables, "privacy": privacy}))
+    found = find(task)
+    rng = np.random.default_rng(5)
+    weights = rng.normal(size=found.model(task, first_turn(found, task).state).shape).astype(np.float32)
+    exported = Exported(task, weights, 1, 8, 8, 1, paid=Epsilons(1.0, 5.5))
+    x = (rng.normal(size=(60, 81)) * rng.choice([0.01, 1.0, 100.0], (60, 1))).astype(np.float32)
+    inside = prepared(task.features, x)
+    expected = np.asarray(found.predict(task, weights, inside))
+    (tmp_path / "m.safetensors").write_bytes(model_file(exported))
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, Any] = {"row": x, "print": lambda value: said.update(value=value)}
+    exec(re.sub(r"np\.zeros\(\(1, 81\)[^)]*\)", "row", snippet(exported, "m.safetensors")), said)
+    if not classes:
+        np.testing.assert_allclose(np.ravel(said["value"]), 5 + 10 * np.ravel(expected), rtol=1e-3, atol=1e-3)
+        return
+    scores = np.asarray(found.scores(task, weights, inside))
+    margin = np.diff(np.sort(scores, axis=1))[:, -1] if scores.ndim == 2 else np.abs(scores)
+    clear = margin > 1e-4  # closer ones may fall either way when sums are taken in another order
+    assert clear.sum() > 50
+    np.testing.assert_array_equal(said["value"][clear], np.array(task.labels.classes)[expected[clear]])
 
 
 def test_features_that_onnx_cannot_compute_are_refused_with_a_way_out() -> None:

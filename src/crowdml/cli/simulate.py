@@ -503,20 +503,20 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
 
 
 def _public_only(task: Task, data: Dataset, study: Study) -> float | None:
-    """What ridge regression, with gram's map if that is the protocol, makes of the public rows alone, on the test rows;
-    None where there are none."""
+    """What ridge regression, on the task's own features if its server solves one, makes of the public rows alone, on
+    the test rows; None where there are none."""
     import numpy as np
 
     from crowdml.features import prepared
     from crowdml.models.ridge import predict, solve
-    from crowdml.protocols import gram
+    from crowdml.protocols import find
 
     if not len(data.y_public):
         return None
     tested = cast("Samples", study.test)
-    public = prepared(task.features, data.x_public)
-    if task.protocol["kind"] == gram.protocol.name:
-        x, test = (gram.plan(task).map(rows).astype(np.float64) for rows in (public, tested.x))
+    public, regression = prepared(task.features, data.x_public), find(task).regression
+    if regression is not None:
+        x, test = (regression(task).features(rows).astype(np.float64) for rows in (public, tested.x))
     else:
         x, test = (np.append(rows, np.ones((len(rows), 1)), 1) for rows in (public, tested.x))
     y = data.y_public[:, None] == np.arange(task.classes) if task.classes else data.y_public[:, None]

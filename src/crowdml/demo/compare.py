@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from crowdml.demo.stages import Stage
-from crowdml.features.maps import FeatureMap
-from crowdml.protocols import gram, secprobe
-from crowdml.task import Task
+from crowdml.protocols import find
 
 LOOKED_AT = 20
 """Devices that learn alone, for the mean over them."""
@@ -82,7 +80,7 @@ def compare(stage: Stage, seed: int, trials: int) -> Comparison:
         from crowdml.demo.simulated import simulate_honest
 
         return Comparison(real, None, None, simulate_honest(stage, seed, trials))
-    if not trials or stage.task.protocol["kind"] != "sgd":
+    if not trials or not stage.simulated:
         return Comparison(real, None, None)
     from crowdml.demo.simulated import simulate_unmasked
 
@@ -94,14 +92,9 @@ def simulate(stage: Stage, seconds: float, seed: int, trials: int, took: Sequenc
     the demo simulates none."""
     from crowdml.demo.simulated import simulate_masked
 
-    if not trials or stage.task.protocol["kind"] != "sgd":
+    if not trials or not stage.simulated:
         return None
     return simulate_masked(stage, seconds, seed, trials, took)
-
-
-def map_of(task: Task) -> FeatureMap:
-    """The public features of a task that solves a ridge regression."""
-    return secprobe.plan(task).regression.map if task.protocol["kind"] == "secprobe" else gram.plan(task).map
 
 
 def compare_real(stage: Stage) -> Compared:
@@ -109,10 +102,10 @@ def compare_real(stage: Stage) -> Compared:
     from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
     x, x_test = stage.x, stage.x_test
-    is_solved = stage.task.model["kind"] == "ridge"
-    if is_solved:
-        features = map_of(stage.task)
-        x, x_test = features(x), features(x_test)
+    regression = find(stage.task).regression
+    is_solved = regression is not None
+    if regression is not None:
+        x, x_test = (regression(stage.task).features(rows) for rows in (x, x_test))
 
     def score(rows: Any) -> float:
         """Accuracy of the only answer where there is one class."""

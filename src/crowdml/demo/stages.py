@@ -50,6 +50,8 @@ class Stage:
     """Devices of another process, which is killed with -9 in the middle of a round."""
     lies: str = ""
     """How some of the devices lie, with commas between the ways."""
+    simulated: bool = False
+    """Whether the demo simulates this crowd too: under masks, and without them at the same price."""
 
     @property
     def liars(self) -> Mapping[int, Any]:
@@ -128,7 +130,8 @@ def _digits(task: Task, devices: int, seed: int) -> Stage:
     population = by_class(data.y_train, devices, seed)
     rows = np.stack([population.held_by(device)[:each] for device in range(devices)])
     x, x_test = normalise(data.x_train - 0.5, "l2"), normalise(data.x_test - 0.5, "l2")
-    return Stage(task, "digits", x, data.y_train, x_test, data.y_test, rows, task.stop.steps or 1, devices // 20)
+    steps, doomed = task.stop.steps or 1, devices // 20
+    return Stage(task, "digits", x, data.y_train, x_test, data.y_test, rows, steps, doomed, simulated=True)
 
 
 def _adult(task: Task, devices: int, seed: int) -> Stage:

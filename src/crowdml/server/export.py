@@ -13,12 +13,12 @@ from typing import Any
 from crowdml.artefacts import ENDING
 from crowdml.errors import DataError
 from crowdml.features.bounds import label_scale, scaling
-from crowdml.features.maps import MapSettings
 from crowdml.models import KINDS, Cnn, Mlp, describe_model
 from crowdml.price import Epsilons, Price
 from crowdml.protocol import Noisy
 from crowdml.protocols import find, gathering_of
 from crowdml.safetensors import pack_tensors
+from crowdml.second_moments import Regression
 from crowdml.server.artefacts import keep_artefacts
 from crowdml.server.histograms import Bar, bars_of, csv_file, is_histogram, json_file, no_onnx, tensors
 from crowdml.server.histograms import snippet as histogram_snippet
@@ -32,6 +32,8 @@ from crowdml.wire.keys import Key
 
 NAMES = ("weights", "biases")
 """Names of a layer's two tensors."""
+PENALTIES = ("l1", "l2")
+"""Settings of a model that a protocol reads: they do not change what its weights say."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def table_file(model: Exported, ending: str) -> bytes:
 
 def _network(model: Exported) -> Cnn | Mlp | None:
     """The model of a task that trains a network."""
-    if model.task.model["kind"] not in KINDS:  # ridge: gram's own
+    if model.task.model["kind"] not in KINDS:  # the server solves for it
         return None
     made = fitting_model(model.task, model.weights)
     return made if isinstance(made, (Cnn, Mlp)) else None
@@ -321,15 +323,15 @@ def snippet(model: Exported, file: str) -> str:
 
 
 def _numpy_snippet(model: Exported, file: str) -> str:
-    task = model.task
-    if task.protocol["kind"] == "gram":
-        return _gram_snippet(model, file)
+    task, regression = model.task, find(model.task).regression
     order, bound = 1 if task.features.norm.kind == "l1" else 2, float(task.features.norm.bound)
     network, size = _network(model), f"np.linalg.norm(x, {order}, 1, True) / {bound:g}"
-    if isinstance(network, Cnn):
-        return _cnn_snippet(task, network, file, size)
-    if network is not None:
+    if regression is not None:
+        return _ridge_snippet(task, regression(task), file, size)
+    if isinstance(network, Mlp):
         return _mlp_snippet(task, network, file, size)
+    if network is not None or task.model["kind"] not in KINDS.ours:
+        return _library_snippet(task, file, size)
     names, scores = list(task.labels.classes), "x @ weights"
     if task.model.get("bias") is True:
         scores = "x @ weights[:-1] + weights[-1]"
@@ -343,22 +345,26 @@ def _numpy_snippet(model: Exported, file: str) -> str:
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
             f"x = np.zeros((1, {task.features.width}))  # one row per sample; long rows shrink, as on a device:",
             *_scaling_lines(task),
-            f"x = x / np.maximum(1, np.linalg.norm(x, {order}, 1, True) / {bound:g}); print({last})",
+            f"x = x / np.maximum(1, {size}); print({last})",
         )
     )
 
 
-def _cnn_snippet(task: Task, model: Cnn, file: str, size: str) -> str:
-    """Lines for a convolutional network, which this library computes."""
-    settings = f"filters={list(model.filters)}, size={model.size}, hidden={list(model.hidden)}"
+def _library_snippet(task: Task, file: str, size: str) -> str:
+    """Lines for a model that this library computes, or a plug-in that is installed."""
+    table = {name: each for name, each in _plain(task.model).items() if name not in ("kind", *PENALTIES)}
+    settings = "".join(f", {name}={list(each) if isinstance(each, tuple) else each!r}" for name, each in table.items())
+    made = f'make_model("{task.model["kind"]}", {task.features.dimension}, {task.classes}{settings})'
+    said = "model.predict(weights, x)"
+    last = f"np.array({list(task.labels.classes)})[{said}]" if task.classes else _in_units(task, said)
     return "\n".join(
         (
             "import json, numpy as np; from crowdml.models import make_model",
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             f"x = np.zeros((1, {task.features.width}))  # one row per sample; long rows shrink, as on a device:",
             *_scaling_lines(task),
-            f'x = x / np.maximum(1, {size}); model = make_model("cnn", {model.dimension}, {model.classes}, {settings})',
-            f"print(np.array({list(task.labels.classes)})[model.predict(np.frombuffer(raw[end:], '<f4'), x)])",
+            f"x = x / np.maximum(1, {size}); model = {made}",
+            f"weights = np.frombuffer(raw[end:], '<f4').reshape(model.shape); print({last})",
         )
     )
 
@@ -409,34 +415,37 @@ def _in_units(task: Task, said: str) -> str:
     return said if task.labels.low is None else f"{middle:.9g} + {half:.9g} * ({said})"
 
 
-def _gram_snippet(model: Exported, file: str) -> str:
-    """Five lines for a model of `gram`. Features other than the sample itself come from this library."""
-    task = model.task
-    table = {
-        key: float(value) if isinstance(value, Fraction) else value
-        for key, value in task.protocol.get("map", {}).items()
-    }
+def _ridge_snippet(task: Task, fixed: Regression[Any], file: str, size: str) -> str:
+    """Five lines for weights of a regression. Features other than the sample itself come from this library."""
+    table = _plain(task.protocol.get("map", {}))
     last = f"np.array({list(task.labels.classes)})[scores.argmax(1)]" if task.classes else "scores[:, 0]"
     last = last if task.classes else _in_units(task, f"{float(task.labels.bound):g} * {last}")
-    plain = table.get("kind", "identity") == "identity"
-    x = f"x = np.zeros((1, {task.features.width}), np.float32)  # one row for each sample"
-    scores = f"make_map(MapSettings(**{table}), {task.features.dimension})(x) @ weights"
+    plain, start = fixed.map_settings.kind == "identity", f"x = np.zeros((1, {task.features.width}), np.float32)"
     if plain:
-        k = float(MapSettings(**task.protocol.get("map", {})).constant)
+        k = float(fixed.map_settings.constant)
         radius = min(math.sqrt(1 - k * k), float(task.features.norm.bound))
-        x += "; long ones are shrunk, as on a device:"
         scores = f"x / np.maximum(1, np.linalg.norm(x, 2, 1, True) / {radius:.9g})"
         scores += f" @ weights[:-1] + {k:g} * weights[-1]" if k else " @ weights"
+    else:
+        scores = f"make_map(MapSettings(**{table}), {task.features.dimension})(x / np.maximum(1, {size}))"
+        if fixed.mechanism.takes_units:
+            scores = f"np.clip({scores} * {fixed.mechanism.features} ** 0.5, 0, 1)"
+        scores += " @ weights"
     return "\n".join(
         (
             "import json, numpy as np" + ("" if plain else "; from crowdml.features.maps import MapSettings, make_map"),
             f'raw = open("{file}", "rb").read(); end = 8 + int.from_bytes(raw[:8], "little")',
             'weights = np.frombuffer(raw[end:], "<f4").reshape(json.loads(raw[8:end])["weights"]["shape"])',
-            x,
+            f"{start}  # one row for each sample; long ones are shrunk, as on a device:",
             *_scaling_lines(task),
             f"scores = {scores}; print({last})",
         )
     )
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of the task as its lines spell it: fractions are floats."""
+    return {key: float(value) if isinstance(value, Fraction) else value for key, value in table.items()}
 
 
 def _onnx_snippet(model: Exported, file: str) -> str:

@@ -6,8 +6,9 @@ features are shrunk onto it, and a row with an entry that is not finite becomes 
 
 Outputs: softmax, logistic and mlp: `label` [n] int64, an index into the names in the metadata, and `probabilities`
 [n, c]; an mlp with squared error: `label` and `scores` [n, c]. svm and smooth-svm: `label` and `scores` [n], positive
-for the second class. linear, least-squares, and an mlp for a number: `prediction` [n]. ridge, the model of `gram`, with
-the identity map: `label` and `scores` [n, c], or `prediction`; its other maps are computed by this library alone.
+for the second class. linear, least-squares, and an mlp for a number: `prediction` [n]. ridge, the model of `gram` and
+`secprobe`, with the identity map: `label` and `scores` [n, c], or `prediction`; its other maps are computed by this
+library alone. A plug-in's model is not written as ONNX.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from crowdml.models import KINDS, Cnn, Logistic, Mlp, Model, Softmax, read_model
 from crowdml.task import Task
 
 RIDGE = "ridge"
-"""The model of `gram`: linear in public features of a sample."""
+"""The model of `gram` and `secprobe`: linear in public features of a sample."""
 OPSET, IR = 17, 8
 """ONNX of 2022: old enough for runtimes in the field."""
 
@@ -43,6 +44,11 @@ def make_onnx(task: Task, weights: Any, metadata: Mapping[str, str]) -> bytes:
         ) from error
     ridge, classes = task.model["kind"] == RIDGE, list(task.labels.classes)
     model = None if ridge else fitting_model(task, weights)
+    if not ridge and task.model["kind"] not in KINDS.ours:
+        raise TaskError(
+            f"model.kind = {task.model['kind']!r}: a plug-in computes it, and it is not written as ONNX. Export the "
+            "model as .safetensors; its card has five lines that use it."
+        )
     if ridge and task.protocol.get("map", {}).get("kind", "identity") != "identity":
         raise TaskError(
             f"protocol.map.kind = {task.protocol['map']['kind']!r}: its features are computed by crowdml, and are not "
@@ -142,7 +148,7 @@ def _pooled(add: Any, constants: dict[str, Any], model: Cnn, weights: Any, rows:
 
 
 def _ridge(add: Any, constants: dict[str, Any], task: Task, weights: Any, rows: str) -> list[str]:
-    """What `gram` says of rows in the ball: the identity map shrinks them onto radius sqrt(1 - k^2) and appends k."""
+    """What a ridge says of rows in the ball: the identity map shrinks them onto radius sqrt(1 - k^2) and appends k."""
     weights = np.asarray(weights, np.float32)
     k = float(MapSettings(**task.protocol.get("map", {})).constant)
     constants |= {"radius": np.float32(np.sqrt(1 - k * k)), "weights": weights[:-1] if k else weights}

@@ -279,7 +279,8 @@ def _warnings(price: Price) -> list[str]:
         said.append(f"{weak} Studies of people usually stay at or below 4.")
     if price.check_ins is None:
         said.append("There is no budget: a device gives until its owner's own budget stops it. Say how much is enough.")
-    if task.protocol["kind"] == "sgd" and "errors" not in task.privacy.epsilon:
+    rows = {name for name, _, _ in find(task).rows()}
+    if "errors" in rows - set(task.privacy.epsilon):
         said.append("No error count leaves, so nobody sees how well the model does while it learns.")
     if not task.purpose or not task.collects:
         said.append("Participants read purpose and collects before they join; without them they have little to go by.")
