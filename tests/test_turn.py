@@ -14,10 +14,10 @@ from crowdml.messages import SERVER, Public, masked_steps, message
 from crowdml.privacy.noise import Silence
 from crowdml.privacy.private import RECEIVED, Private, Release, Rows
 from crowdml.privacy.seeded import SeededSource, stream
-from crowdml.protocol import Context, Publish, Role, Rule, Send, Sensed, Step, Stop, Wake, Woken
+from crowdml.protocol import CheckOut, Context, Publish, Role, Rule, Send, Sensed, Step, Stop, Wake, Woken
 from crowdml.protocols import find
 from crowdml.task import parse
-from crowdml.turn import Outcome, Tamper, check_in, device_turn, first_turn, server_turn
+from crowdml.turn import Outcome, Tamper, check_in, device_turn, first_device_turn, first_turn, letter_turn, server_turn
 
 sys.path.insert(0, str(Path(__file__).parent / "conversations"))
 from bench import masked_text, samples, task_text
@@ -74,6 +74,41 @@ def test_a_check_in_ends_with_the_turn_that_lets_something_out_as_on_a_device():
     protocol = replaced(ours.device.start, on={**ours.device.on, type(published): draws, Woken: lambda *_: Step(None)})
     turn = check_in(protocol, TASK, BATCH, published, noise=Silence(), me="device")
     assert [each.row for each in turn.passages] == ["gradient"]
+
+
+def test_a_device_starts_with_a_state_and_without_effects():
+    """A shell that took the state alone would lose a timer."""
+
+    def waits(task, ctx):
+        return Step("state", (Wake(1.0, "later"),))
+
+    protocol = replaced(waits, on=find(TASK).device.on)
+    with pytest.raises(
+        ProtocolError, match="the device of protocol 'sgd' starts with Wake: its start gives a state alone"
+    ):
+        first_device_turn(protocol, TASK, me="device")
+    with pytest.raises(ProtocolError, match="starts with Wake"):
+        check_in(protocol, TASK, BATCH, first_turn(protocol, TASK).published, noise=Silence(), me="device")
+    assert first_device_turn(find(TASK), TASK, me="device") is None
+
+
+def test_no_shell_starts_a_device_by_itself():
+    package = Path(sys.modules["crowdml"].__file__).parent
+    starts = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if "device.start(" in path.read_text()
+    }
+    assert starts == {"turn.py"}
+
+
+def test_who_hears_a_letter_learns_from_it_and_answers_nothing():
+    def answers(task, state, event, ctx):
+        return Step(state, (Wake(1.0, "later"), CheckOut()))
+
+    protocol, named = replaced(find(TASK).device.start, on={Note: answers}), {"me": "@1", "sender": "@2", "place": 1}
+    with pytest.raises(ProtocolError, match="'sgd' answers a peer's letter with CheckOut and Wake"):
+        letter_turn(protocol, TASK, None, Note("hello"), **named)
+    learns = replaced(find(TASK).device.start, on={Note: lambda task, state, event, ctx: Step(event.words)})
+    assert letter_turn(learns, TASK, None, Note("hello"), **named) == "hello"
 
 
 def test_every_message_is_inspected_before_a_shell_sees_it():

@@ -7,7 +7,7 @@ publishes, sets a timer or stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -38,7 +38,10 @@ from crowdml.protocol import (
 from crowdml.records import record
 from crowdml.task import Task
 
-__all__ = ["Outcome", "Tamper", "check_in", "colluded", "device_turn", "first_turn", "server_turn"]
+__all__ = [
+    "Outcome", "Tamper", "check_in", "colluded", "device_turn", "first_device_turn", "first_turn", "letter_turn",
+    "server_turn",
+]  # fmt: skip
 
 
 def _as_sensed(batch: Samples) -> Samples:
@@ -247,7 +250,7 @@ def check_in(
     device does that has heard nothing yet.
     """
     if state is None:
-        state = protocol.device.start(task, Context(me, trip=trip, place=place)).state
+        state = first_device_turn(protocol, task, me=me, trip=trip, place=place)
     named: Mapping[str, Any] = {"me": me, "trip": trip, "place": place, "now": now, "tamper": tamper}
     sensed = Sensed(Private(batch, Rows(0, protocol.batch(task))))
     waiting = device_turn(protocol, task, state, sensed, noise=None, **named)
@@ -259,6 +262,30 @@ def check_in(
             break
         turn = device_turn(protocol, task, turn.state, Woken(turn.wakes[0].tag), noise=noise, **named)
     return turn
+
+
+def first_device_turn(protocol: Protocol, task: Task, *, me: Any, trip: Any = 0, place: Any = -1) -> Any:
+    """A device's start: the state of one that has sensed and heard nothing. It has no effects; one is refused."""
+    step = protocol.device.start(task, Context(me, trip=trip, place=place))
+    if step.effects:
+        raise ProtocolError(
+            f"the device of protocol {protocol.name!r} starts with {_names(step.effects)}: its start gives a state "
+            "alone, and the first effects come when it senses. Return them from a handler. Nothing was sent."
+        )
+    return step.state
+
+
+def letter_turn(
+    protocol: Protocol, task: Task, state: Any, message: Any, *, me: Any, sender: Any, place: Any, now: Any = 0.0
+) -> Any:
+    """A device hears a peer's letter: the state with what it learned. It has no effects; one is refused."""
+    turn = device_turn(protocol, task, state, message, noise=None, me=me, sender=sender, place=place, now=now)
+    if turn.effects:
+        raise ProtocolError(
+            f"protocol {protocol.name!r} answers a peer's letter with {_names(turn.effects)}: a device that hears one "
+            "learns from it, and speaks at its next check-in. Nothing was sent."
+        )
+    return turn.state
 
 
 def first_turn(protocol: Protocol, task: Task) -> Outcome:
@@ -302,9 +329,14 @@ def _check(effects: tuple[Effect, ...], role: str, others: tuple[type, ...]) -> 
         timed = namespace(wake.after) is not np or 0 <= wake.after < np.inf  # compiled code sets no timer
         if not timed or len(wake.tag) > 200 or wake.tag.startswith("crowdml/"):
             raise ProtocolError(f"the {role} asks to be woken after {wake.after} s as {wake.tag[:30]!r}: {TIMERS}")
-    wrong = sorted({type(effect).__name__ for effect in effects if isinstance(effect, others)})
+    wrong = [effect for effect in effects if isinstance(effect, others)]
     if wrong:
         raise ProtocolError(
-            f"the {role} returns {' and '.join(wrong)}, which it cannot do: devices check out and send, the server "
+            f"the {role} returns {_names(wrong)}, which it cannot do: devices check out and send, the server "
             "publishes. Nothing was sent."
         )
+
+
+def _names(effects: Iterable[Effect]) -> str:
+    """`Publish and Wake`"""
+    return " and ".join(sorted({type(effect).__name__ for effect in effects}))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from proportions_task import histogram, street
 
-from crowdml.errors import TaskError
+from crowdml.errors import ProtocolError, TaskError
 from crowdml.models.clusters import predict
+from crowdml.protocol import Step, Wake
 from crowdml.protocols import proportions
 from crowdml.sim import cities
 
@@ -44,6 +45,20 @@ def test_without_noise_a_device_hears_its_peers_exact_counts():
     y = city.kept[nearest].y[-1]
     assert city.states[0].counts[0, number % 6].tolist() == np.bincount(y, minlength=3).tolist()
     assert city.server.counts.sum() == city.check_ins.sum() * 8
+
+
+def test_timers_of_a_server_and_answers_to_letters_are_refused_and_not_lost(monkeypatch: pytest.MonkeyPatch):
+    server, device = proportions.protocol.server.on, proportions.protocol.device.on
+    hears, reads = server[proportions.Proportions], device[proportions.Proportions]
+    waits = lambda *told: Step(hears(*told).state, (Wake(1.0, "later"),))  # noqa: E731
+    monkeypatch.setitem(server, proportions.Proportions, waits)
+    with pytest.raises(ProtocolError, match="asks to be woken after 1 s, and simulated cohorts and peers keep step"):
+        cities.exchange(TASK, readings(5), seed=3)
+    monkeypatch.setitem(server, proportions.Proportions, hears)
+    answers = lambda *told: Step(reads(*told).state, (Wake(1.0, "later"),))  # noqa: E731
+    monkeypatch.setitem(device, proportions.Proportions, answers)
+    with pytest.raises(ProtocolError, match="answers a peer's letter with Wake"):
+        cities.exchange(TASK, readings(5), seed=3)
 
 
 def test_what_is_sent_has_one_size_whatever_the_labels_are():

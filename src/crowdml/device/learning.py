@@ -16,11 +16,12 @@ import numpy as np
 
 from crowdml.arrays import finite_samples
 from crowdml.errors import ProtocolError, TaskError
-from crowdml.protocol import Context, Kept, Protocol
+from crowdml.protocol import Kept, Protocol
 from crowdml.records import record
 from crowdml.storage import Batch, Ledger
 from crowdml.task import Task
 from crowdml.texts import count_text, one_line, size_text
+from crowdml.turn import first_device_turn
 from crowdml.wire.packing import pack
 from crowdml.wire.states import unpack_state
 
@@ -161,7 +162,7 @@ def recall(ledger: Ledger, task: Task, protocol: Protocol) -> tuple[Learner, Pos
         raise TaskError(f"devices of task {task.name!r} learn nothing of their own: ask the server for the model.")
     data = ledger.state(task.hash)
     plain = {} if data is None else msgpack.unpackb(data)
-    state = protocol.device.start(task, Context(me="")).state
+    state = first_device_turn(protocol, task, me="")
     if plain.get("state") is not None:
         state = unpack_state(state, plain["state"])
     return Learner(task, protocol, ledger.remembered(task.hash), plain.get("own")), Post.of(plain.get("post")), state

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
 
-from crowdml.errors import ProtocolError
 from crowdml.messages import Address
 from crowdml.protocol import Protocol, address_of
 from crowdml.records import record
 from crowdml.task import Task
-from crowdml.turn import device_turn
+from crowdml.turn import letter_turn
 from crowdml.wire.envelopes import LARGEST_AROUND, LONGEST_ADDRESS, MOST_RECIPIENTS, Signed
 from crowdml.wire.keys import device_id
 from crowdml.wire.letters import Letter
@@ -193,23 +192,8 @@ class Correspondence:
             sender, place = signed.envelope.sender, int(message.place)
             if self._was_heard(place, signed):
                 continue
-            turn = device_turn(
-                self.protocol,
-                self.task,
-                state,
-                message,
-                noise=None,
-                me=self.me,
-                sender=sender,
-                place=self.place,
-                now=now,
-            )
-            if turn.effects:
-                raise ProtocolError(
-                    f"protocol {self.protocol.name!r} answers a peer's letter: a device that hears one learns from it, "
-                    "and speaks at its next check-in. Nothing was sent."
-                )
-            state = turn.state
+            named: Mapping[str, Any] = {"me": self.me, "sender": sender, "place": self.place, "now": now}
+            state = letter_turn(self.protocol, self.task, state, message, **named)
             heard += 1
             marks = self.post.marks.get(place, HeardNumbers()).add(signed.envelope.seq, self._wide)
             self.post = replace(

@@ -50,12 +50,12 @@ from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.privacy.private import Private
 from crowdml.privacy.sensitivity import Observer
-from crowdml.protocol import Context, Protocol, Sensed, Woken
+from crowdml.protocol import Protocol, Sensed, Woken
 from crowdml.records import record
 from crowdml.storage import Batch, Budget, Charge, Ledger, Outgoing, Round, Waiting
 from crowdml.task import Task
 from crowdml.texts import count_text
-from crowdml.turn import Outcome, Tamper, device_turn, first_turn
+from crowdml.turn import Outcome, Tamper, device_turn, first_device_turn, first_turn
 from crowdml.wire.envelopes import LARGEST_ENVELOPE, Signed, open_signed, sign
 from crowdml.wire.keys import Key
 from crowdml.wire.packing import LARGEST_INTEGER, pack
@@ -413,7 +413,7 @@ class Runner:
         may, or are learned from."""
         self._sensed: dict[int, bytes] = {}
         """Those that wait in the buffer, by serial, where they are learned from."""
-        self._state: Any = protocol.device.start(task, Context(me=member.key.id, place=place)).state
+        self._state: Any = first_device_turn(protocol, task, me=member.key.id, place=place)
         kept = _read_standing(member.ledger.state(task.hash))
         self._seq: int = kept.get("seq", 0)
         self._is_compared = is_new

@@ -25,9 +25,9 @@ from crowdml.privacy.mechanisms import Mechanism
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.private import Masked, Private, Release, Rows, Unseen
 from crowdml.privacy.sensitivity import L1
-from crowdml.protocol import Context, Gathered, Protocol, Woken, place_of
+from crowdml.protocol import Gathered, Protocol, Woken, place_of
 from crowdml.task import Task
-from crowdml.turn import Outcome, check_in, device_turn, first_turn, server_turn
+from crowdml.turn import Outcome, check_in, first_device_turn, first_turn, letter_turn, server_turn
 
 __all__ = ["rehearse"]
 
@@ -80,8 +80,8 @@ def _heard(protocol: Protocol, task: Task, turn: Outcome, offered: Any) -> Itera
         heard = _travelled(_of_cohort(protocol, task, message, offered))
         _check_fields(protocol, task, heard)
         for place in [each for each in map(place_of, to) if each >= 0]:
-            peer = protocol.device.start(task, Context(ME, place=place)).state
-            device_turn(protocol, task, peer, heard, noise=None, me=ME, sender=ME, place=place)
+            peer = first_device_turn(protocol, task, me=ME, place=place)
+            letter_turn(protocol, task, peer, heard, me=ME, sender=ME, place=place)
         if gathering is None:
             yield heard
         else:

@@ -27,14 +27,24 @@ from crowdml.privacy.door import Door, Passage
 from crowdml.privacy.noise import Silence, Source
 from crowdml.privacy.private import Stamp
 from crowdml.privacy.seeded import SeededSource, halves, stream, streams
-from crowdml.protocol import Context, Gathered, Protocol, Rule, Sensed, Wake, Woken, place_of
+from crowdml.protocol import Gathered, Protocol, Rule, Sensed, Wake, Woken, place_of
 from crowdml.protocols import find
 from crowdml.sim.layout import Holding, Rounds, Schedule
 from crowdml.sim.pytrees import compile_alike, register
 from crowdml.sim.run import Run, Tick, close_turn, small_releases
 from crowdml.sim.world import World
 from crowdml.task import Task
-from crowdml.turn import Outcome, Tamper, check_in, colluded, device_turn, first_turn, server_turn
+from crowdml.turn import (
+    Outcome,
+    Tamper,
+    check_in,
+    colluded,
+    device_turn,
+    first_device_turn,
+    first_turn,
+    letter_turn,
+    server_turn,
+)
 from crowdml.wire.envelopes import pack_envelope
 from crowdml.wire.keys import SIGNATURE_SIZE
 from crowdml.wire.statements import Statement
@@ -149,10 +159,9 @@ class Queue:
         self.state, self.publication = first.state, first.published
         self.devices: dict[int, Device] = {}
         for name in range(world.devices):
-            start = self.protocol.device.start(self.task, Context(me=str(name)))
-            self.devices[name] = Device(Buffer(self.protocol.batch(self.task), capacity), start.state)
+            start = first_device_turn(self.protocol, self.task, me=str(name))
+            self.devices[name] = Device(Buffer(self.protocol.batch(self.task), capacity), start)
             self.push(world.sensed(seed, name, 0), name, SENSE, 0, 0)
-            self.set(name, Outcome(start.state, start.effects).wakes, 0.0)
         self.set(SERVER, first.wakes, 0.0)
         self.open_round(0.0)
 
@@ -516,8 +525,9 @@ def exchange(
     cut = [(holding.x[those], holding.y[those]) for those in rows]
     keys = stream(seed, np.arange(places)[:, None], np.arange(max(batches, default=0))[None])
     names = [f"{place:032x}" for place in range(places)]
-    states = [protocol.device.start(task, Context(each, place=place)).state for place, each in enumerate(names)]
+    states = [first_device_turn(protocol, task, me=each, place=place) for place, each in enumerate(names)]
     first = first_turn(protocol, task)
+    _refuse_timers(protocol, first.wakes)
     state, offered, stopped = first.state, first.published, None
     sizes = _sizes(protocol, task)
     said, heard = np.zeros(places, np.int64), np.zeros(places, np.int64)
@@ -544,14 +554,13 @@ def exchange(
         for envelope, size in letters:
             message = decode(envelope.kind, envelope.body)
             after = server_turn(protocol, task, state, message, sender=envelope.sender)
+            _refuse_timers(protocol, after.wakes)
             state, offered, stopped = after.state, after.published or offered, after.stopped
             for place in map(place_of, envelope.to):
                 if 0 <= place < places and number < gone.get(place, number + 1):
                     heard[place] += size
-                    states[place] = device_turn(
-                        protocol, task, states[place], message,
-                        noise=None, me=names[place], sender=envelope.sender, place=place,
-                    ).state  # fmt: skip
+                    named: Mapping[str, Any] = {"me": names[place], "sender": envelope.sender, "place": place}
+                    states[place] = letter_turn(protocol, task, states[place], message, **named)
             if stopped is not None:
                 return Exchanged(tuple(states), state, said, heard, trips, stopped)
         tick(len(letters))
