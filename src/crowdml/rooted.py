@@ -146,7 +146,7 @@ class Stratum:
 
 
 @dataclass(frozen=True, eq=False)
-class Uploads:
+class WhitenedUploads:
     """Uploads of second moments in whitened form, as `prepare` makes them."""
 
     moments: Array  # [M, L], in units of one sample
@@ -164,7 +164,7 @@ class Uploads:
         return self.counts / self.deviation[:, None]
 
 
-def prepare(moments: Array, samples: Array, deviation: Array | float, root: Root) -> Uploads:
+def prepare(moments: Array, samples: Array, deviation: Array | float, root: Root) -> WhitenedUploads:
     """Uploads [M, L] less what the root rows' class means explain of each of them, in units of the noise."""
     d, labels = root.width, root.labels.shape[1]
     length = d * (d + 1) // 2
@@ -189,7 +189,7 @@ def prepare(moments: Array, samples: Array, deviation: Array | float, root: Root
     flat = np.stack([flatten(each.gram) for each in facts])
     left = (cross - counts @ means) / deviation[:, None]
     rest = (gram - counts @ flat) * (scale / deviation[:, None])
-    return Uploads(moments, np.asarray(samples, np.float64), deviation, counts, left, rest, finite)
+    return WhitenedUploads(moments, np.asarray(samples, np.float64), deviation, counts, left, rest, finite)
 
 
 def flatten(gram: Array) -> Array:
@@ -205,7 +205,7 @@ def _scale(d: int) -> Array:
 # --- each upload by itself ---
 
 
-def refuse_uploads(uploads: Uploads, root: Root) -> Integers:
+def refuse_uploads(uploads: WhitenedUploads, root: Root) -> Integers:
     """[M]: 0 for an upload that may be honest, else the number of the reason why not, of `REASONS`.
 
     Each test knows the noise, so it asks for no honest neighbours.
@@ -237,7 +237,7 @@ def refuse_uploads(uploads: Uploads, root: Root) -> Integers:
     return _copies(uploads, found)
 
 
-def _mislabelled(uploads: Uploads, root: Root) -> Array:
+def _mislabelled(uploads: WhitenedUploads, root: Root) -> Array:
     """Whether the sums of labels differ from what the constant feature says of the features' sum."""
     d, labels = root.width, root.labels.shape[1]
     k = float(root.features[0, -1])
@@ -249,7 +249,7 @@ def _mislabelled(uploads: Uploads, root: Root) -> Array:
     return abs(energy - (d - 1)) > DEVIATIONS * math.sqrt(2 * (d - 1))
 
 
-def _miscounted(uploads: Uploads, root: Root) -> Array:
+def _miscounted(uploads: WhitenedUploads, root: Root) -> Array:
     """Whether a class has fewer samples than none, or all of them together other than the upload says."""
     if not root.classes:
         return np.zeros(len(uploads.samples), bool)
@@ -262,7 +262,7 @@ def _miscounted(uploads: Uploads, root: Root) -> Array:
     )
 
 
-def _copies(uploads: Uploads, found: Integers) -> Integers:
+def _copies(uploads: WhitenedUploads, found: Integers) -> Integers:
     """The same reasons, and "copy" for all but the first of uploads that have noise in common: two honest ones are at
     least as far apart as their noise takes them."""
     there = np.flatnonzero(found == 0)
@@ -291,7 +291,7 @@ class View:
     prior: Array  # [K]
 
 
-def views(uploads: Uploads, root: Root) -> list[View]:
+def views(uploads: WhitenedUploads, root: Root) -> list[View]:
     """Two looks at what is left of the uploads: all of it that a linear model reads, and its part along the root rows'
     class means, where the noise is that of a few numbers."""
     d, labels, s = root.width, root.labels.shape[1], float(np.median(uploads.deviation))
@@ -328,7 +328,7 @@ def _orthonormal(columns: Array) -> Array:
     return left[:, sizes > 1e-6 * sizes[0]]
 
 
-def _view(seen: Array, rows: Array, free: int, uploads: Uploads, root: Root) -> View:
+def _view(seen: Array, rows: Array, free: int, uploads: WhitenedUploads, root: Root) -> View:
     prior, within = [], np.zeros_like(rows)
     for mine in root.strata:
         within[mine] = rows[mine] - rows[mine].mean(0)
@@ -447,7 +447,7 @@ class Distance:
     crowd's can be: liars who know the root rows send them, and then the model of their group has no error on these."""
 
     @staticmethod
-    def of(members: Integers, uploads: Uploads, root: Root) -> Distance:
+    def of(members: Integers, uploads: WhitenedUploads, root: Root) -> Distance:
         """That of features times labels, or of products of features, whichever is farther."""
         counts, size = uploads.scaled[members].sum(0), len(members)
         found: list[tuple[float, float]] = []
@@ -489,7 +489,7 @@ class Candidate:
     samples: float
 
 
-def _candidate(members: Integers, uploads: Uploads, root: Root, ridge: float) -> Candidate:
+def _candidate(members: Integers, uploads: WhitenedUploads, root: Root, ridge: float) -> Candidate:
     """A group with its model's error on the rows on which models are tried."""
     gram, cross = split(uploads.moments[members].sum(0), root.width, root.labels.shape[1])
     error = root.error(solve(gram, cross, math.sqrt((uploads.deviation[members] ** 2).sum()), ridge))
@@ -497,7 +497,7 @@ def _candidate(members: Integers, uploads: Uploads, root: Root, ridge: float) ->
     return Candidate(members, error, distance, float(uploads.samples[members].sum()))
 
 
-def _joined(groups: Sequence[Candidate], uploads: Uploads, root: Root, ridge: float) -> list[Candidate]:
+def _joined(groups: Sequence[Candidate], uploads: WhitenedUploads, root: Root, ridge: float) -> list[Candidate]:
     """The best group, and with it the one that lowers the error most, as long as there is one: honest devices that hold
     few classes each fall into several groups, and a model of all of them knows every class."""
     found: list[Candidate] = []

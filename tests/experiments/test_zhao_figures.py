@@ -84,7 +84,7 @@ def test_root_rows_leave_out_random_uploads_and_no_order_of_uploads_matters(case
     assert (honest != lied).any(1).sum() == 6
 
     def score(uploads: np.ndarray, rule=unreliable.by_root_rows) -> float:
-        return case.score(zhao.said(fixed, rule(case, fixed, uploads), case.sharp.x_test))
+        return case.score(zhao.held_predictions(fixed, rule(case, fixed, uploads), case.sharp.x_test))
 
     clean = score(honest, unreliable.everybody)
     assert score(lied) <= clean + 0.02

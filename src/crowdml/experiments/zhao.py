@@ -192,7 +192,7 @@ def moments_of(fixed: Regression, x: Array, y: Array) -> Array:
     return np.stack(found)
 
 
-def said(fixed: Regression, weights: Array, x: Array) -> Array:
+def held_predictions(fixed: Regression, weights: Array, x: Array) -> Array:
     """What the model says of rows; numbers held above 0, as salaries are public to be."""
     return within(fixed, predict(weights, fixed.map(x), fixed.classes))
 
@@ -212,7 +212,7 @@ def masked_scores(case: Case, devices: int, epsilon: float, x: Array | None = No
     found: list[float] = []
     for seed in case.seeds:
         noisy = exact + fixed.mechanism.noise(SeededSource(stream(seed, 1, 0)), devices)
-        found.append(case.score(said(fixed, solve_moments(fixed, noisy, devices), data.x_test)))
+        found.append(case.score(held_predictions(fixed, solve_moments(fixed, noisy, devices), data.x_test)))
     return np.asarray(found)
 
 
@@ -220,7 +220,7 @@ def public_only(case: Case) -> float:
     """What the sound form's model has from the public rows alone, without noise."""
     data, fixed = case.sharp, gram.plan(make_task(case.sharp, DEVICES, 1.0))
     exact = moments_of(fixed, data.x_public[None], data.y_public[None])[0]
-    return case.score(said(fixed, solve_moments(fixed, exact, 0.0), data.x_test))
+    return case.score(held_predictions(fixed, solve_moments(fixed, exact, 0.0), data.x_test))
 
 
 def masked_label(epsilon: float) -> PrivacyLabel:
@@ -910,4 +910,4 @@ def sound_model(case: Case, x: Array, y: Array) -> Callable[[Array], Array]:
     exact = moments_of(fixed, case.features(x), y).sum(0)
     noisy = exact + fixed.mechanism.noise(SeededSource(stream(case.seed, 1, 0)), len(y))
     weights = solve_moments(fixed, noisy, len(y))
-    return lambda rows: said(fixed, weights, case.features(rows))
+    return lambda rows: held_predictions(fixed, weights, case.features(rows))
