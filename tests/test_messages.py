@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from crowdml.arrays import Array, Integers, Samples
 from crowdml.errors import LeakError, ProtocolError
-from crowdml.messages import KINDS, SERVER, Public, decode, encode, inspect, masked_steps, message, seal, total
+from crowdml.messages import KINDS, OURS, SERVER, Public, decode, encode, inspect, masked_steps, message, seal, total
 from crowdml.privacy.door import Door
 from crowdml.privacy.grid import COUNTS
 from crowdml.privacy.mechanisms import GridLaplace, SkellamSum
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.privacy.private import RECEIVED, Masked, Private, Release, Rows, Stamp
-from crowdml.protocols import sgd
+from crowdml.protocols import PROTOCOLS, sgd
+from crowdml.secagg.messages import KINDS as SECAGG
 
 TABLE = {"note": GridLaplace(100, Fraction(1), COUNTS, Rows(0, 3), "a sum")}
 HERE, THERE = "device 1", frozenset({"server"})
@@ -66,6 +67,14 @@ def test_a_field_that_only_looks_like_a_release_is_refused_at_import(kind):
 def test_two_messages_cannot_share_a_kind():
     with pytest.raises(ProtocolError, match=r"Two messages call themselves 'test/note/1': Note and Note"):
         message("test/note/1")(type("Note", (), {"__annotations__": {"a": Public[int]}}))
+
+
+def test_kinds_of_our_own_begin_with_a_word_that_no_plugin_may_take():
+    """A device may meet a plug-in before it has imported the protocol whose kinds it takes."""
+    for name in PROTOCOLS.ours:
+        assert PROTOCOLS[name].name == name  # imported, so that its messages are declared
+    ours = [kind for kind, cls in KINDS.items() if cls.__module__.startswith("crowdml.")]
+    assert {kind.split("/")[0] for kind in [*ours, *SECAGG]} == OURS - {"crowdml"}
 
 
 def test_a_message_cannot_be_changed_after_it_was_made():

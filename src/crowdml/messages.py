@@ -35,7 +35,7 @@ KINDS: dict[str, type] = {}
 """Every message by its kind, such as 'sgd/gradient/1'."""
 KIND, LONGEST_KIND = re.compile(r"[a-z][a-z0-9_]*(?:/[a-z0-9_]+)*/[1-9][0-9]*"), 64
 """'sgd/gradient/1': protocol, message, version."""
-OURS = frozenset({"admm", "crowdml", "gram", "local", "proportions", "secagg", "sgd"})
+OURS = frozenset({"admm", "crowdml", "gram", "local", "proportions", "secagg", "secprobe", "sgd"})
 """How kinds of crowdml's own begin, imported or not: a plug-in has others."""
 
 

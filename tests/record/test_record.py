@@ -16,6 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import make
 
+from crowdml.messages import OURS
+
 CLOSE, ELSEWHERE = 1e-6, 1e-3
 """Relative to the largest number among those compared; the second on a machine that rounds otherwise."""
 
@@ -88,6 +90,12 @@ def test_a_study_ends_with_the_same_models_and_the_same_costs(name: str):
 @entries("kinds")
 def test_every_kind_of_message_has_its_fields_and_bytes(name: str):
     check("kinds", name)
+
+
+def test_a_kind_of_message_that_is_new_has_to_be_recorded():
+    every = set(make.driver.kinds())  # imports all protocols; other tests declare kinds of their own
+    ours = {kind for kind in every if kind.split("/")[0] in OURS}
+    assert set(recorded("kinds")["messages"]) == ours
 
 
 @pytest.mark.parametrize("part", make.PARTS)
