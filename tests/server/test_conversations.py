@@ -29,7 +29,7 @@ from crowdml.server import portal
 from crowdml.server.limits import Limits, Population, Queue, Rates
 from crowdml.server.openapi import OPERATIONS
 from crowdml.server.serve import CannotServe, serve
-from crowdml.storage.server import StoreError
+from crowdml.storage.server import StoreError, UnwrittenError
 from crowdml.task import from_canonical
 from crowdml.wire.envelopes import open_signed
 from crowdml.wire.keys import Key, device_id
@@ -237,6 +237,12 @@ def test_a_device_withdraws_is_forgotten_and_gone(server: Running, device: Devic
     assert device.enrol(server.started.code or "").slug == "withdrawn"
     assert device.signed("GET", f"/v1/devices/{device.key.id}/statement").slug == "withdrawn"
     assert server.state(TASK) == state
+
+
+def test_what_a_device_hears_of_a_store_that_fails_does_not_depend_on_its_sentence(tmp_path: Path) -> None:
+    with serving(tmp_path, TASK, limits=MANY) as server:
+        assert server.hub.unwritten(UnwrittenError("no room is left")).slug == "full"
+        assert server.hub.unwritten(StoreError("it could not be written, for it is away")).slug == "busy"
 
 
 @pytest.mark.parametrize("change", ["withdraw", "revoke"])

@@ -28,7 +28,7 @@ from crowdml.server.limits import Limits
 from crowdml.server.runner import Fold
 from crowdml.server.sizes import largest_masked, largest_message
 from crowdml.server.transcript import replay, write_transcript
-from crowdml.storage.server import Store, StoreError, restore
+from crowdml.storage.server import Store, UnwrittenError, restore
 from crowdml.wire.envelopes import open_signed, sign
 from crowdml.wire.problems import PROBLEMS
 from crowdml.wire.rounds import open_view
@@ -454,10 +454,10 @@ def test_a_message_whose_write_failed_midway_is_there_once_and_the_round_goes_on
                 nonlocal count
                 count += 1
                 if count % 3 == 0:
-                    raise StoreError("the database could not be written: a test says so")
+                    raise UnwrittenError("the database could not be written: a test says so")
                 done = work(*arguments, **named)
                 if count % 3 == 1:
-                    raise StoreError("the database could not be written: a test says so")
+                    raise UnwrittenError("the database could not be written: a test says so")
                 return done
 
             return run

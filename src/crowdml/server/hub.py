@@ -37,7 +37,7 @@ from crowdml.server.rounds import CohortRounds, RoundFigures
 from crowdml.server.runner import Answer, Offer, TaskRunner
 from crowdml.server.sizes import LARGEST_CHECK_IN, check_sizes
 from crowdml.server.validation import evaluate, is_due, unpack_rows
-from crowdml.storage.server import EnrolmentRefused, Invitation, State, Store, StoreError
+from crowdml.storage.server import EnrolmentRefused, Invitation, State, Store, StoreError, UnwrittenError
 from crowdml.storage.server.looks import Look, Validation, rows_of, validations
 from crowdml.task import Task
 from crowdml.wire.envelopes import Signed
@@ -723,7 +723,7 @@ class Hub:
 
     def unwritten(self, error: StoreError) -> Problem:
         """What a peer hears when the store fails: that it shall come back. What the store said is in the log."""
-        if "could not be written" in str(error) or self.is_full():
+        if isinstance(error, UnwrittenError) or self.is_full():
             return Problem("full", "The server could not write.", retry_after=60)
         soon = AWAY[0] + secrets.randbelow(AWAY[1] - AWAY[0] + 1)  # not all of them at once
         return Problem("busy", "The server's database is not there for now.", retry_after=soon)

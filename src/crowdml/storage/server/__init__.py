@@ -3,7 +3,7 @@
 Needs the extra `crowdml[server]`. SQL lives here and nowhere else.
 """
 
-from crowdml.storage.server.database import StoreError, file_hash, restore
+from crowdml.storage.server.database import StoreError, UnwrittenError, file_hash, restore
 from crowdml.storage.server.journal import (
     Contribution,
     Declined,
@@ -60,6 +60,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoredTask",
+    "UnwrittenError",
     "file_hash",
     "restore",
 ]  # fmt: skip

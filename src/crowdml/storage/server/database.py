@@ -39,6 +39,10 @@ class StoreError(CrowdmlError):
     """The server's database could not be read, written or trusted. Nothing of the call that raised it was written."""
 
 
+class UnwrittenError(StoreError):
+    """The disk is full, or the file cannot be written: it may be read still, and more room or another mode mends it."""
+
+
 class Database:
     """`Database("crowdml.db")`, a URL `sqlite:///crowdml.db` or `postgresql://...`; `sqlite://` forgets at the end.
 
@@ -185,7 +189,7 @@ class Database:
         with contextlib.suppress(OSError):
             free = self.free_space()
             room = "" if free is None else f" There are {free:,} bytes free on its disk."
-        return StoreError(
+        return UnwrittenError(
             f"the database {self.name} could not be written: {reason}.{room} {NOTHING_WRITTEN} "
             "Free some space, or check the folder's permissions, and try again."
         )
