@@ -75,5 +75,9 @@ class MissingExtra(CrowdmlError):  # noqa: N818  # reads as the sentence it rais
     """An optional dependency is needed and not installed; the message names the extra."""
 
 
+class WorkerKilled(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
+    """A process that computed beside this one was killed, so its part of the result is missing."""
+
+
 class ProtocolError(CrowdmlError):
     """A shell asked a role for something that its protocol does not know: a bug, not a peer's fault."""

@@ -158,15 +158,15 @@ def demo(
     )
     with in_own_folder(lambda folder: DemoCrowd(folder, stage, seconds, seed)) as crowd:
         with beside() as pool:
-            asked = pool.apply_async(compare, (stage, seed, trials))
+            asked = pool.submit(compare, stage, seed, trials)
             with watched(report, partial(panel, unit=stage.unit), _Lines(report, stage.unit).show, transient=True) as (
                 crowd.show,
                 crowd.say,
             ):
                 outcome = run_until_signal(crowd.run())
             with report.aside.status("Comparing with one place, alone, and simulated crowds ..."):
-                as_fast = pool.apply_async(simulate, (stage, seconds, seed, trials, outcome.proof.took))
-                compared = replace(asked.get(), masked=as_fast.get())
+                as_fast = pool.submit(simulate, stage, seconds, seed, trials, outcome.proof.took)
+                compared = replace(asked.result(), masked=as_fast.result())
         _show(report, outcome, compared)
         report.plotted(lambda path: _plot(path, outcome, compared))
         report.finish(_result(outcome, compared, seed, time.perf_counter() - began))

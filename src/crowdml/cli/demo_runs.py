@@ -57,7 +57,7 @@ def demo_runs(report: Report, runs: int, one: Callable[[int], Ran], trials: int,
             shown = bar.add_task("runs", total=runs)
             for own in range(seed, seed + runs):
                 accuracy, simulated, told = one(own)
-                real.append((accuracy, pool.apply_async(simulated, told)))
+                real.append((accuracy, pool.submit(simulated, *told)))
                 _gather(report, real, found, wait=own == seed + runs - 1)
                 bar.advance(shown)
     except KeyboardInterrupt:
@@ -91,9 +91,9 @@ def run_fleet_of(task: Task, data: str, devices: int | None, trials: int, seed: 
 
 def _gather(report: Report, real: list[tuple[float, Any]], found: list[Beside], *, wait: bool) -> None:
     """Take over the intervals that are computed, in order; all of them with `wait`."""
-    while len(found) < len(real) and (wait or real[len(found)][1].ready()):
+    while len(found) < len(real) and (wait or real[len(found)][1].done()):
         accuracy, asked = real[len(found)]
-        one = Beside(accuracy, *asked.get().interval)
+        one = Beside(accuracy, *asked.result().interval)
         found.append(one)
         place = "inside" if one.inside else "OUTSIDE"
         report.note(f"run {len(found)}: {one.accuracy:.3f}, simulated {one.low:.3f} to {one.high:.3f}: {place}")

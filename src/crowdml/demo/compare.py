@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from multiprocessing.pool import Pool
 from typing import Any
 
 import numpy as np
 
 from crowdml.demo.stages import Stage
 from crowdml.protocols import find
+from crowdml.sim.workers import workers
 
 LOOKED_AT = 20
 """Devices that learn alone, for the mean over them."""
@@ -60,11 +60,9 @@ class Comparison:
     """Where some devices lie: the others alone in the simulator, by the same rule."""
 
 
-@contextmanager
-def beside() -> Generator[Pool]:
+def beside() -> AbstractContextManager[ProcessPoolExecutor]:
     """A process that computes beside the crowd, and gives way to it."""
-    with multiprocessing.get_context("spawn").Pool(1, _give_way) as pool:
-        yield pool
+    return workers(1, "what the crowd is compared with", _give_way)
 
 
 def _give_way() -> None:

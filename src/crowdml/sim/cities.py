@@ -5,9 +5,7 @@ What a device learns at the end it learns by itself, so that part runs on as man
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +20,7 @@ from crowdml.models.clusters import Voters, predict
 from crowdml.protocol import Kept, Protocol
 from crowdml.protocols import find
 from crowdml.sim import events
+from crowdml.sim import workers as processes
 from crowdml.sim.events import Exchanged
 from crowdml.sim.layout import Holding
 from crowdml.sim.run import Tick
@@ -86,8 +85,7 @@ def learn(
             found.append(each(one))
             tick(1)
         return tuple(found)
-    # Not forked: a process that has threads of XLA does not survive it.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with processes.workers(workers, "what each device of the city learns") as pool:
         for voters in pool.map(each, work, chunksize=max(1, min(16, len(work) // (2 * workers)))):
             found.append(voters)
             tick(1)
