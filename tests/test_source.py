@@ -500,7 +500,12 @@ def test_no_tracked_file_names_a_path_of_one_machine_or_a_package_registry():
 
 def imported_by(statement: str) -> set[str]:
     """The heavy libraries that a new interpreter has loaded after a statement."""
-    code = f"import sys\n{statement}\nprint(*sorted({HEAVY!r} & set(sys.modules)))"
+    return loaded_by(statement, HEAVY)
+
+
+def loaded_by(statement: str, modules: set[str]) -> set[str]:
+    """Which of these modules a new interpreter has loaded after a statement."""
+    code = f"import sys\n{statement}\nprint(*sorted({modules!r} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -515,6 +520,12 @@ def test_the_package_and_the_device_side_import_no_heavy_library():
     ]
     assert {"crowdml", "crowdml.protocols.sgd", "crowdml.storage.device.ledger", "crowdml.models.make"} <= set(names)
     assert imported_by("import " + ", ".join(sorted(names))) == set()
+
+
+def test_a_device_starts_without_what_only_servers_need():
+    device = "import crowdml.device.runner, crowdml.device.client, crowdml.protocols"
+    assert loaded_by(f"{device}.admm", {"crowdml.robust", "crowdml.ratings", "crowdml.rooted", "statistics"}) == set()
+    assert loaded_by(f"{device}.sgd", {"crowdml.ratings", "crowdml.rooted", "statistics"}) == set()  # it reads a rule
 
 
 def test_asking_the_command_line_for_help_imports_no_heavy_library():

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from typing import Protocol as Interface
 
 import numpy as np
@@ -27,11 +27,12 @@ from crowdml.privacy.grid import COUNTS, Grid
 from crowdml.privacy.mechanisms import FromPublic, Mechanism, Selection
 from crowdml.privacy.private import Masked, Private, Release, Rows
 from crowdml.privacy.sensitivity import L1
-from crowdml.ratings import rate_classes, rate_numbers
 from crowdml.records import record
-from crowdml.robust import Combine, block_width, bucket_ranks, combine_blocks
 from crowdml.settings import read_section
 from crowdml.task import Task
+
+if TYPE_CHECKING:
+    from crowdml.robust import Combine  # the rules are for servers and simulators: a device starts without them
 
 __all__ = [
     "NUMBER",
@@ -83,6 +84,8 @@ def combining(task: Task) -> Combine | None:
     found = task.protocol.get("combine")
     if found is None:
         return None
+    from crowdml.robust import Combine
+
     by = read_section(Combine, found, "protocol.combine")
     if by.rule == "grouping" and ("moments" not in task.privacy.epsilon or task.privacy.mechanism != "skellam"):
         raise TaskError(
@@ -177,6 +180,8 @@ def combined(
     """A closed round as one total, by the rule of `protocol.combine`: as many times what the rule makes of the means
     of its uploads as there are devices in them. A rule that asks for rows of the server's own is given as the `weights`
     [M] that it came to."""
+    from crowdml.robust import bucket_ranks, combine_blocks
+
     by, uploads = combining(task), event.uploads
     if by is None:
         raise ProtocolError("a round was closed, and protocol.combine does not say by which rule it is combined.")
@@ -202,6 +207,8 @@ def combined(
 
 def _means(uploads: Uploads, row: str) -> Iterator[Array]:
     """A row of all uploads for one device of each, some columns after the others."""
+    from crowdml.robust import block_width
+
     for _, some in uploads.columns(row, block_width(uploads.count)):
         xp = namespace(some)
         yield some / uploads.devices[:, None].astype(np.float64 if xp is np else xp.float32)
@@ -275,6 +282,8 @@ def _each_alone(made: Any, event: Gathered) -> Iterator[Any]:
 
 
 def _rate(task: Task, by: Combine, said: Array, labels: Array) -> Array:
+    from crowdml.ratings import rate_classes, rate_numbers
+
     if task.classes is not None:
         return rate_classes(said, labels)
     middle, half = label_scale(task.labels)

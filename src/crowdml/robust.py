@@ -23,7 +23,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import NormalDist
 from typing import Annotated, Any
 
 import numpy as np
@@ -239,6 +238,8 @@ def _trimmed(rows: int, f: int) -> float:
     """The variance of a trimmed mean of Gaussian numbers over that of their mean, for many of them."""
     if f == 0:
         return 1.0
+    from statistics import NormalDist  # it takes a device longer to import than all of this file
+
     share, law = f / rows, NormalDist()
     far = law.inv_cdf(1 - share)
     inner = 1 - 2 * share

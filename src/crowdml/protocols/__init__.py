@@ -16,7 +16,6 @@ from crowdml.protocols.registry import PROTOCOLS as PROTOCOLS
 from crowdml.protocols.registry import check_plugins as check_plugins
 from crowdml.protocols.registry import plugins_of, with_plugins
 from crowdml.records import record
-from crowdml.robust import remarks as remarks_on_rule
 from crowdml.task import LARGEST_DELTA, Task
 from crowdml.texts import count_text, did_you_mean, digits_below, size_text
 
@@ -110,8 +109,11 @@ def remarks_on(task: Task) -> tuple[str, ...]:
     late = "" if found.seconds is None else f", or after {found.seconds:g} s with at least {found.minimum:,}"
     needs = found.minimum if found.seconds is not None else found.size
     needs *= 1 if task.masking is None else task.masking.minimum
-    by = combining(task)
-    rule = () if by is None else remarks_on_rule(by, None if task.masking is None else task.masking.cohort)
+    by, rule = combining(task), tuple[str, ...]()
+    if by is not None:
+        from crowdml.robust import remarks  # not at a device's start
+
+        rule = remarks(by, None if task.masking is None else task.masking.cohort)
     blocks = f", one that reads blocks of 256 {size_text(256 * each)}" if found.size > 256 else ""
     return (
         *protocol.remarks(task),
