@@ -193,16 +193,15 @@ def _task() -> Any:
 
 async def _serve(place: Path) -> None:
     """Answers check-outs with the first publication and check-ins with receipts."""
-    from crowdml.messages import SERVER, encode
-    from crowdml.protocol import Context, Publish
+    from crowdml.messages import encode
+    from crowdml.turn import first_turn
     from crowdml.wire.envelopes import open_signed
     from crowdml.wire.keys import Key
     from crowdml.wire.receipts import Receipt, chain_start
 
     task, protocol = _task()
     key = Key.generate()
-    effects = protocol.server.start(task, Context(me=SERVER)).effects
-    offered = next(effect.message for effect in effects if isinstance(effect, Publish))
+    offered = first_turn(protocol, task).published
     body, kind = encode(offered), offered.kind
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -43,17 +43,6 @@ def _load_plugins(_: click.Context, __: click.Parameter, paths: tuple[Path, ...]
             load_plugin(path)
 
 
-plugin_option = click.option(
-    "--plugin",
-    multiple=True,
-    metavar="FILE.py",
-    type=click.Path(path_type=Path),
-    expose_value=False,
-    callback=_load_plugins,
-    help="Run this file, which defines a protocol, a model or a feature map that tasks may name: for trying one.",
-)
-
-
 def _read_artefacts(_: click.Context, __: click.Parameter, paths: tuple[Path, ...]) -> None:
     from crowdml.artefacts import read_file
 
@@ -61,14 +50,23 @@ def _read_artefacts(_: click.Context, __: click.Parameter, paths: tuple[Path, ..
         read_file(path)
 
 
-artefact_option = click.option(
+def _files_option(name: str, metavar: str, read: Callable[..., None], help_: str) -> Callable[[Any], Any]:
+    """An option that names files, as often as it is given: they are read before the command runs."""
+    file = click.Path(path_type=Path)
+    return click.option(name, multiple=True, metavar=metavar, type=file, expose_value=False, callback=read, help=help_)
+
+
+plugin_option = _files_option(
+    "--plugin",
+    "FILE.py",
+    _load_plugins,
+    "Run this file, which defines a protocol, a model or a feature map that tasks may name: for trying one.",
+)
+artefact_option = _files_option(
     "--artefact",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    expose_value=False,
-    callback=_read_artefacts,
-    help="A public file that the task names by its SHA-256, such as an extractor's weights.",
+    "FILE",
+    _read_artefacts,
+    "A public file that the task names by its SHA-256, such as an extractor's weights.",
 )
 
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.convolutions import Layer, backward, forward, pooled_side
-from crowdml.errors import TaskError
-from crowdml.models.mlp import Mlp, finite, gradient_squares, gradient_sums, sample_products, stream_words
-from crowdml.models.model import Norm, check_radius
+from crowdml.models.mlp import Layered, Mlp, finite, gradient_squares, gradient_sums, sample_products, stream_words
 from crowdml.models.scores import ROOT, shrinking
 
 
 @dataclass(frozen=True)
-class Cnn:
+class Cnn(Layered):
     """weights [P]: of each convolution a kernel [size, size, channels, filters] and its biases, then those of the head.
 
     x holds pictures by rows of pixels; they are multiplied by their side, since a picture of norm one has small pixels.
@@ -32,6 +31,8 @@ class Cnn:
     A sample cannot be used where a pixel is not finite or beyond 1e15. What enters a layer, a score or a slope beyond
     that counts as 0 there.
     """
+
+    kind: ClassVar[str] = "cnn"
 
     dimension: int
     classes: int
@@ -69,14 +70,6 @@ class Cnn:
     @property
     def cells(self) -> int:
         return self.classes
-
-    @property
-    def convex(self) -> bool:
-        return False
-
-    @property
-    def bounded(self) -> bool:
-        return False
 
     def start(self) -> Array:
         """Kernels uniform within sqrt(6 / (size^2 channels)), the head as a perceptron of this seed, biases 0.
@@ -185,17 +178,6 @@ class Cnn:
 
     def label_cells(self, samples: Samples) -> Integers:
         return self.head.label_cells(samples)
-
-    def gradient_bound(self, norm: Norm, radius: float) -> float:
-        check_radius(norm, radius)
-        raise TaskError(
-            "model 'cnn': its gradient grows with the weights of the other layers, so no bound holds for it. Give the "
-            "task a bound of its own, protocol.clip, to which each sample's gradient is clipped."
-        )
-
-    def smoothness(self, radius: float) -> float | None:
-        check_radius("l2", radius)
-        return None  # products of layers: no constant holds for all weights
 
 
 def _kernels(given: Array, slope: Array) -> Array:

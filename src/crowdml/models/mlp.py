@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -27,8 +27,33 @@ ACTIVATIONS: tuple[Activation, ...] = ("relu", "tanh", "sigmoid")
 TOPS: tuple[Top, ...] = ("softmax", "squared")
 
 
+class Layered:
+    """A model of several layers: its loss is not convex, and no bound holds for its gradient."""
+
+    kind: ClassVar[str]
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    def gradient_bound(self, norm: Norm, radius: float) -> float:
+        check_radius(norm, radius)
+        raise TaskError(
+            f"model {self.kind!r}: its gradient grows with the weights of the other layers, so no bound holds for it. "
+            "Give the task a bound of its own, protocol.clip, to which each sample's gradient is clipped."
+        )
+
+    def smoothness(self, radius: float) -> float | None:
+        check_radius("l2", radius)
+        return None  # products of layers: no constant holds for all weights
+
+
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(Layered):
     """weights [P]: layer by layer, a matrix [n_in, n_out] by rows, then its biases [n_out].
 
     y in 0..c-1, or (classes None, top "squared") a number with |y| <= bound, a mistake where the prediction is further
@@ -38,6 +63,8 @@ class Mlp:
     A sample cannot be used where a feature is not finite or beyond 1e15. What enters a unit, a score or a slope counts
     as 0 there.
     """
+
+    kind: ClassVar[str] = "mlp"
 
     dimension: int
     classes: int | None
@@ -62,14 +89,6 @@ class Mlp:
     @property
     def cells(self) -> int:
         return self.classes or self.bins
-
-    @property
-    def convex(self) -> bool:
-        return False
-
-    @property
-    def bounded(self) -> bool:
-        return False
 
     def start(self) -> Array:
         """Uniform within sqrt(6 / n_in) before a ReLU (He), sqrt(6 / (n_in + n_out)) elsewhere (Glorot); biases 0.
@@ -190,17 +209,6 @@ class Mlp:
         if self.classes is None:
             return number_cells(samples.y, self.bound, self.bins)
         return self._hot(samples).astype(namespace(samples.y).int32)
-
-    def gradient_bound(self, norm: Norm, radius: float) -> float:
-        check_radius(norm, radius)
-        raise TaskError(
-            "model 'mlp': its gradient grows with the weights of the other layers, so no bound holds for it. Give the "
-            "task a bound of its own, protocol.clip, to which each sample's gradient is clipped."
-        )
-
-    def smoothness(self, radius: float) -> float | None:
-        check_radius("l2", radius)
-        return None  # products of layers: no constant holds for all weights
 
     def _known(self, samples: Samples) -> Array:
         if self.classes is None:

@@ -30,8 +30,6 @@ HEAD = "0008"
 SERVER_NUMBER = 0
 """The server's own number among the devices: what it heard of a cohort stands in the journal as its own entry."""
 
-STATES = ("draft", "running", "paused", "stopped")
-
 Number = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData()
