@@ -26,6 +26,7 @@ from crowdml.experiments.zhao import (
     census_case,
     constant_line,
     digits_case,
+    held_predictions,
     make_task,
     masked_label,
     masked_scores,
@@ -35,7 +36,6 @@ from crowdml.experiments.zhao import (
     public_only,
     published_label,
     runs,
-    said,
     within,
 )
 from crowdml.models.ridge import predict
@@ -133,7 +133,7 @@ def robust_scores(
         x, y = spoil(*case.shares(devices, seed), seed)
         uploads = uploads_of(case, fixed, x, y, seed, liars)
         for key, (_, rule) in RULES.items():
-            found[key].append(case.score(said(fixed, rule(case, fixed, uploads), case.sharp.x_test)))
+            found[key].append(case.score(held_predictions(fixed, rule(case, fixed, uploads), case.sharp.x_test)))
     return found
 
 
