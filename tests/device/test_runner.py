@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from ledgers import sample_ceiling
 from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
 
 from crowdml.device.client import Answer, Client
@@ -66,7 +67,7 @@ def test_each_check_in_is_charged_once_acknowledged_once_and_has_a_receipt_of_th
         assert len(ledger.waiting(TASK.hash)) == 0  # the other three rows wait in their file
         assert (ledger.sources(), ledger.next_serial()) == ({"rows 0": 20}, 20)
         statement = open_signed(server.hub.store.statement(fleet.all_keys()[0][1].id)).statement
-        assert statement == Statement.of(ledger.device_total(), ledger.samples_given(), ledger.sample_ceiling())
+        assert statement == Statement.of(ledger.device_total(), ledger.samples_given(), sample_ceiling(ledger))
     assert summary.epsilon_sample == pytest.approx(1.5, abs=1e-6)
 
 

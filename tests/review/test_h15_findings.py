@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from audits import FIVE_SIGMA, Stream
 from bench import device, samples, sensed, task_text
+from ledgers import sample_total
 
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
@@ -85,7 +86,7 @@ def test_h2_five_passes_cost_five():
         for turn in range(5):  # the same samples in each pass
             charges = [charge(task, entry.name, entry.mechanism, serials.start) for entry in quoted.rows]
             ledger.charge(task.hash, charges, [Budget(Fraction(50), 1e-6, 60)], outbox={turn: b"pass"})
-        assert ledger.sample_total(serials.start).epsilon(1e-6) == 50
+        assert sample_total(ledger, serials.start).epsilon(1e-6) == 50
         assert ledger.samples_given() == 20
         with pytest.raises(BudgetExhausted, match=r"costs sample .*ε=10, and ε=0 of 50 is left"):
             ledger.charge(task.hash, charges, [Budget(Fraction(50), 1e-6, 60)], outbox={5: b"pass"})
@@ -219,13 +220,13 @@ def test_h9_a_retry_sends_the_same_bytes_for_free_and_new_noise_is_a_second_char
         ledger.charge(task.hash, charges, [budget], outbox={0: body})
         for _ in range(5):  # the network fails again and again
             assert [out.body for out in ledger.resend(task.hash)] == [body]
-        assert ledger.sample_total(first).epsilon(1e-6) == 1
+        assert sample_total(ledger, first).epsilon(1e-6) == 1
         fresh, passages = check_in(task, SystemSource(entropy))
         assert fresh != body
         charges = [charge(task, passage.row, passage.mechanism, first) for passage in passages]
         ledger.charge(task.hash, charges, [budget], outbox={1: fresh})
-        assert ledger.sample_total(first) == Total.of([passages[0].mechanism.loss]).scaled(2)
-        assert ledger.sample_total(first).epsilon(1e-6) == 2
+        assert sample_total(ledger, first) == Total.of([passages[0].mechanism.loss]).scaled(2)
+        assert sample_total(ledger, first).epsilon(1e-6) == 2
         with pytest.raises(BudgetExhausted, match=r"ε=1, and ε=0 of 2 is left"):
             ledger.charge(task.hash, charges, [budget], outbox={2: b"again"})
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_builders import NOON, OTHER, PLENTY, TASK, TENTH, charge
+from ledgers import sample_ceiling, sample_total
 from oracles import allows
 
 from crowdml.errors import BudgetExhausted, LedgerError
@@ -57,10 +58,10 @@ def test_five_uses_of_one_span_cost_five_and_the_sixth_is_refused_at_a_budget_of
     ledger.take_serials(20)
     for use in range(1, 6):
         ledger.charge(TASK, [charge(0, 19)], [Budget(Fraction(1, 2), DELTA, 20)])
-        assert ledger.sample_total(7).pure == Fraction(use, 10)
+        assert sample_total(ledger, 7).pure == Fraction(use, 10)
     with pytest.raises(BudgetExhausted):
         ledger.charge(TASK, [charge(0, 19)], [Budget(Fraction(1, 2), DELTA, 20)])
-    assert ledger.sample_total(7).pure == Fraction(1, 2)
+    assert sample_total(ledger, 7).pure == Fraction(1, 2)
     assert ledger.samples_given() == 20
 
 
@@ -73,7 +74,7 @@ def test_five_zcdp_uses_of_one_span_cost_five_rho_and_no_more_than_the_filter_al
         ledger.charge(TASK, [charge(0, 0, ZCDP(rho))], [budget])
         uses += 1
     assert uses >= 5
-    assert ledger.sample_total(0) == Total(zcdp=uses * rho)
+    assert sample_total(ledger, 0) == Total(zcdp=uses * rho)
     with pytest.raises(BudgetExhausted):
         ledger.charge(TASK, [charge(0, 0, ZCDP(rho))], [budget])
 
@@ -87,8 +88,8 @@ def test_parts_of_one_check_in_cost_each_sample_only_what_used_it(ledger):
         Total.of([ZCDP(Fraction(1, 8)), TENTH]),
     )
     ledger.charge(TASK, step, [PLENTY])
-    assert ledger.sample_total(0) == Total.of([TENTH])
-    assert ledger.sample_total(9) == Total.of([ZCDP(Fraction(1, 8)), TENTH])
+    assert sample_total(ledger, 0) == Total.of([TENTH])
+    assert sample_total(ledger, 9) == Total.of([ZCDP(Fraction(1, 8)), TENTH])
     assert ledger.dearest_sample(DELTA) == (2, Total.of([ZCDP(Fraction(1, 8)), TENTH]))
     assert ledger.after(step, 10).samples == 10
     assert [charge.mechanism for charge in ledger.charges()] == ["labels", "errors", "gradient"]
@@ -188,15 +189,15 @@ def test_two_charges_of_one_step_are_checked_together(ledger):
 def test_resending_the_same_bytes_is_free_and_drawing_again_is_a_second_charge(ledger):
     ledger.take_serials(20)
     ledger.charge(TASK, [charge(0, 19)], [PLENTY], outbox={0: b"noisy gradient"})
-    once = ledger.sample_total(0)
+    once = sample_total(ledger, 0)
     for _ in range(10):
         assert [(message.seq, message.body) for message in ledger.resend(TASK)] == [(0, b"noisy gradient")]
-    assert ledger.sample_total(0) == once
+    assert sample_total(ledger, 0) == once
     with pytest.raises(LedgerError, match="message 0 was written before"):
         ledger.charge(TASK, [charge(0, 19)], [PLENTY], outbox={0: b"drawn again"})
-    assert ledger.sample_total(0) == once
+    assert sample_total(ledger, 0) == once
     ledger.charge(TASK, [charge(0, 19)], [PLENTY], outbox={ledger.next_seq(TASK): b"drawn again"})
-    assert ledger.sample_total(0) == once.scaled(2)
+    assert sample_total(ledger, 0) == once.scaled(2)
 
 
 def test_an_acknowledged_message_is_forgotten_and_its_number_is_not(ledger):
@@ -363,7 +364,7 @@ def test_totals_over_overlapping_and_disjoint_spans_tasks_and_restarts_are_those
             assert top is None or totals[top[0]] == top[1]
             assert ledger.device_total() == device[None]
             assert ledger.samples_given() == sum(map(bool, paid[None].values()))
-        assert {serial: ledger.sample_total(serial) for serial in range(41)} == {
+        assert {serial: sample_total(ledger, serial) for serial in range(41)} == {
             serial: Total.of(losses) for serial, losses in paid[None].items()
         }
         for budget in (owner, *limits.values()):
@@ -457,7 +458,7 @@ def test_the_ceiling_of_samples_that_paid_differently_is_no_cheaper_than_any_of_
     paid = [ZCDP(Fraction(1, 10)), Pure(Fraction(2)), *renyi]
     for serial, loss in enumerate(paid):
         ledger.charge(TASK, [charge(serial, serial, loss)], [Budget(Fraction(10**6), DELTA, 4)])
-    ceiling = ledger.sample_ceiling()
+    ceiling = sample_ceiling(ledger)
     for delta in (0.0, 1e-12, DELTA, 1e-2, 0.5):
         assert all(ceiling.epsilon(delta) >= Total.of([loss]).epsilon(delta) for loss in paid)
     assert (ceiling.zcdp, ceiling.pure) == (Fraction(1, 10), 2)
@@ -474,7 +475,7 @@ def asked(ledger: Ledger) -> tuple[object, ...]:
         ledger.next_seq(TASK),
         ledger.device_total(),
         ledger.samples_given(),
-        ledger.sample_ceiling(),
+        sample_ceiling(ledger),
         (ledger.dearest_sample(1e-6) or (0, None))[1],
         ledger.allowance(PLENTY),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from ledger_builders import PLENTY, TASK, charge
+from ledgers import sample_total
 
 import crowdml
 from crowdml.errors import LedgerError
@@ -276,7 +277,7 @@ def test_a_loss_that_cannot_be_read_is_refused_wherever_it_matters(tmp_path, los
         for ask in (
             lambda: ledger.charge(TASK, [charge(3, 3)], [budget], outbox={0: b"x"}),
             lambda: ledger.check(TASK, [charge(3, 3)], [budget]),
-            lambda: ledger.sample_total(3),
+            lambda: sample_total(ledger, 3),
             lambda: ledger.dearest_sample(1e-6),
             ledger.device_total,
             ledger.charges,

@@ -370,11 +370,6 @@ class Ledger:
         with self._transaction("deferred"):
             self._check(task, charges, budgets, at, take)
 
-    def sample_total(self, serial: int) -> Total:
-        """What this sample has paid, over all tasks."""
-        with self._transaction("deferred"):
-            return self._history.spent().sample(serial)
-
     def dearest_sample(self, delta: float, *, alone: bool = False) -> tuple[int, Total] | None:
         """The serial of a sample whose total is the greatest at this delta, and that total. None before any charge.
 
@@ -382,11 +377,6 @@ class Ledger:
         """
         with self._transaction("deferred"):
             return self._spent(alone=alone).dearest(delta)
-
-    def sample_ceiling(self) -> Total:
-        """A total that is at least every sample's in every part, and so at every delta. That of none is no loss."""
-        with self._transaction("deferred"):
-            return self._history.spent().ceiling
 
     def device_total(self, *, alone: bool = False) -> Total:
         """What all releases together cost if all samples that this device ever gave are replaced.
