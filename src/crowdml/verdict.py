@@ -15,7 +15,10 @@ FAR = 0.1
 NO_BETTER = 0.02
 """An accuracy less than this above a constant guess is no better than it."""
 HELPS = "More devices, {masks}more samples in a check-in or a larger ε would help."
-POOR = frozenset({"chance", "majority", "mean", "far"})
+NOTHING_HELPS = "A model without privacy is no better ({no_privacy}): these columns say little about the labels."
+CONSTANT = frozenset({"chance", "majority", "mean"})
+"""Levels that are no better than a constant answer."""
+POOR = CONSTANT | {"far"}
 """Levels with which a study should not be content."""
 
 
@@ -44,7 +47,16 @@ class Verdict:
         if self.level == "learned":
             beside = [words.format(known[name]) for name, words in BESIDE.items() if name in known]
             return f"{said}: {' and '.join(filter(None, (', '.join(beside[:-1]), beside[-1])))}."
+        if self.is_hopeless:
+            helps = NOTHING_HELPS.format(**known)
         return WORDS[self.level].format(said=said, **known) + (f" {helps}" if self.is_poor else "")
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether a model without privacy is no better than a constant answer, either: nothing here would help."""
+        known = dict(self.numbers)
+        score = known["r2"] if "r2" in known else known["accuracy"]
+        return self.level in CONSTANT and "no_privacy" in known and score >= known["no_privacy"] - NEAR
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -83,16 +95,26 @@ def verdict(
     margin = max(NO_BETTER, spread or 0.0)
     if classes is None:
         known = {"r2": score, "mean": 0.0, "no_privacy": no_privacy}
-        poor = "mean" if score < margin else None
     else:
-        chance = 1 / classes
-        known = {"accuracy": score, "chance": chance, "majority": majority, "no_privacy": no_privacy}
-        is_chance = score < max(chance + margin, min(1.6 * chance, 0.5))
-        poor = "chance" if is_chance else "majority" if majority is not None and score < majority + margin else None
-    far = "far" if no_privacy is not None and score < no_privacy - FAR else None
-    near = "near" if no_privacy is not None and score >= no_privacy - NEAR else None
+        known = {"accuracy": score, "chance": 1 / classes, "majority": majority, "no_privacy": no_privacy}
     numbers = tuple((name, value) for name, value in known.items() if value is not None)
-    return Verdict(near or poor or far or "learned", numbers, masked)
+    poor = _constant(score, classes, majority, margin)
+    if no_privacy is None:
+        return Verdict(poor or "learned", numbers, masked)
+    near = score >= no_privacy - NEAR
+    if near and (poor is None or _constant(no_privacy, classes, majority, NO_BETTER) is None):
+        return Verdict("near", numbers, masked)
+    return Verdict(poor or ("far" if score < no_privacy - FAR else "learned"), numbers, masked)
+
+
+def _constant(score: float, classes: int | None, majority: float | None, margin: float) -> str | None:
+    """Which constant answer the score is no better than: "chance", "majority" or "mean"; None where it is better."""
+    if classes is None:
+        return "mean" if score < margin else None
+    chance = 1 / classes
+    if score < max(chance + margin, min(1.6 * chance, 0.5)):
+        return "chance"
+    return "majority" if majority is not None and score < majority + margin else None
 
 
 def share_of_majority(labels: Iterable[Any], held: Iterable[Any] | None = None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -147,6 +148,13 @@ def test_the_command_prints_one_object_of_the_promised_shape(table: Path):
     assert "no ε covers" in " ".join(answer.err.split())
     assert "Best: gram, masked." in answer.err
     assert (table / "out.png").stat().st_size > 1000
+
+
+def test_a_range_below_zero_is_readable(table: Path):
+    args = ("--label", "b", "--ignore", "who", "--ignore", "side", "--devices", "8", "--protocols", "sgd", "--alone")
+    said = crowdml("compare", "--data", "own.csv", *args, "--epsilon", "0.001", "--trials", "2", "--seed", "1")
+    assert said.code == 0, said.err
+    assert re.search(r" -\d+\.\d\d to -?\d+\.\d\d ", said.out), said.out
 
 
 @pytest.mark.parametrize("form", ["--masked", "--alone"])

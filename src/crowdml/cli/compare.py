@@ -196,7 +196,7 @@ def _table(found: Comparison, title: str) -> Any:
             table.add_row(
                 f" {row.protocol}",
                 f"{row.accuracy:.3f}",
-                f"{row.low:.2f}-{row.high:.2f}",
+                f"{row.low:.2f}{' to ' if row.low < 0 else '-'}{row.high:.2f}",
                 epsilon_text(row.epsilon_sample),
                 epsilon_text(row.epsilon_device),
                 size_text(row.bytes_up),
