@@ -56,7 +56,7 @@ def fitting_delta(rows: int, given: float | None = None) -> float:
 
 def fits(protocol: str, shape: Shape, masked: bool) -> str | None:
     """Why a protocol cannot learn from a crowd of this shape, in a sentence; None where it can."""
-    found = _protocol(protocol)
+    found = _protocol(protocol, shape.classes)
     if masked and found.masked is None:
         return f"{protocol} has no masked form: its server needs single check-ins."
     if masked and shape.devices < 4:
@@ -94,12 +94,13 @@ def suggest(
     are those of the classes. `low` and `high` are public bounds of the features, `ends` those of labels that are
     numbers. `uses`: in how many check-ins each sample serves.
     """
-    found = _protocol(protocol)
-    masked = masked or masking is not None or found.fits(shape, False) is not None
+    found = _protocol(protocol, shape.classes)
+    alone = not masked and masking is None
+    masked = not alone or (fits(protocol, shape, False) is not None and found.fits(shape, True) is None)
     reason = fits(protocol, shape, masked)
     if reason is not None:
         raise TaskError(reason)
-    kind = _mechanism(mechanism, epsilon, masked)
+    kind = _mechanism(mechanism, epsilon, masked, f"{protocol} needs masks: " if masked and alone else "")
     laplace, plain = kind == "discrete-laplace", kind == "none"
     rows = [row for row, _, optional in found.rows() if not optional]
     price = {} if plain or epsilon is None else dict.fromkeys(rows, exact(epsilon))
@@ -125,9 +126,16 @@ def complete(task: Task, shape: Shape, uses: int | None) -> Task:
     return found.advise(task, shape)
 
 
-def _protocol(name: str) -> Protocol:
+def choices(classes: int | None) -> list[str]:
+    """The protocols that can learn labels of this kind from a table, alone or under masks; None: numbers."""
+    crowd = Shape(2, classes, 100, 10)
+    return [name for name in PROTOCOLS if any(fits(name, crowd, masked) is None for masked in (False, True))]
+
+
+def _protocol(name: str, classes: int | None = 2) -> Protocol:
     if name not in PROTOCOLS:
-        raise TaskError(f"protocol = {name!r}: choose one of {', '.join(PROTOCOLS)}.{did_you_mean(name, PROTOCOLS)}")
+        known = choices(classes)
+        raise TaskError(f"protocol = {name!r}: choose one of {', '.join(known)}.{did_you_mean(name, known)}")
     return PROTOCOLS[name]
 
 
@@ -137,10 +145,13 @@ def _check_uses(uses: int | None) -> int:
     return uses or 1
 
 
-def _mechanism(given: str | None, epsilon: Any, masked: bool) -> str:
+def _mechanism(given: str | None, epsilon: Any, masked: bool, why: str) -> str:
     usual = "skellam" if masked else "discrete-gaussian"
-    if masked and given not in (None, "discrete-gaussian", "skellam", "none"):
-        raise TaskError('masking needs mechanism = "skellam": no other noise is the sum of shares of its own kind.')
+    if masked and given not in (None, "skellam", "none"):
+        raise TaskError(
+            f'mechanism = {given!r}: {why}masking needs mechanism = "skellam", for no other noise is the sum of shares '
+            f"of its own kind. Leave mechanism out{'' if why else ', or learn without masks'}."
+        )
     return "none" if epsilon is None else usual if masked or given is None else given
 
 

@@ -104,8 +104,8 @@ def test_bounds_taken_from_the_rows_are_told():
     assert planned().warnings == ()
     taken = planned(bounds=None)
     assert "no ε covers" in taken.warnings[0]
-    assert not any("outside" in note for note in taken.notes)
-    assert "outside the bounds" in planned(bounds=(-1, 1)).notes[0]
+    assert not any("outside" in note for note in (*taken.notes, *taken.changed))
+    assert "outside their bounds" in planned(bounds=(-1, 1)).notes[0]
     with pytest.warns(PrivacyWarning, match="no ε covers"):
         compare(X, Y, **{**QUICK, "bounds": None})
 
@@ -127,7 +127,7 @@ def test_delta_is_the_usual_one_or_the_ceiling_of_a_large_crowd():
         ({"protocols": ["proportions"]}, "not from rows of a table"),
         ({"test": 1.5}, "test = 1.5 of 120 rows"),
         ({"y": 0 * Y}, "all 120 labels are 0"),
-        ({"y": Y[:10]}, "a label in y for each row"),
+        ({"y": Y[:10]}, "one label for each row"),
         ({"X": np.where(X > 2, np.nan, X)}, "finite numbers"),
     ],
 )

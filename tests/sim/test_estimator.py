@@ -171,7 +171,7 @@ def test_a_plot_names_both_totals(crowd: Crowd, tmp_path: Path):
         ({"masking": {"cohrt": 20}}, "masking.cohrt = 20: no such key. Did you mean 'cohort'"),
         ({"masking": True, "devices": 2}, "Masks need at least 4 devices"),
         ({"bounds": 3}, r"bounds = 3: give \(low, high\)"),
-        ({"bounds": (1, 0)}, "low = 1 is above .*high = 0 in column 1"),
+        ({"bounds": (1, 0)}, r"low = 1 is above high = 0 in X\[:, 0\]. Swap them"),
         ({"bounds": ([0, 0], [1, 1])}, "numbers or one for each of 8 columns"),
         ({"target": (0, 1)}, "Use CrowdRegressor"),
         ({"trials": 0}, "trials = 0"),

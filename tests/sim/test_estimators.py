@@ -177,7 +177,7 @@ def test_numbers_of_numpy_are_settings_as_pythons_own_are():
         ({"bounds": (np.nan, 1)}, {}, "give .low, high., finite numbers"),
         ({}, {"groups": [None] * 30 + ["a"] * 30}, r"groups\[0\] names no device \(30 of 60 do not\)"),
         ({}, {"groups": np.zeros((60, 2))}, r"groups says whose \(60, 2\) rows are, and X has 60"),
-        ({}, {"evaluate": (TWO[0][:5], TWO[1][:4])}, r"evaluate has 5 rows and labels of shape \(4,\)"),
+        ({}, {"evaluate": (TWO[0][:5], TWO[1][:4])}, r"evaluate\[1\] has shape \(4,\), and there are 5 rows"),
     ],
 )
 def test_what_no_crowd_takes_is_refused_in_a_sentence(parameters: Any, fitting: Any, why: str):

@@ -78,8 +78,8 @@ def test_other_ways_to_deal_rows_out():
     ("changes", "said"),
     [
         ({"X": X[:, :3]}, "takes rows of 64 numbers, and X has 3 columns"),
-        ({"X": X[0]}, "X is a table"),
-        ({"y": Y[:-1]}, "X is a table"),
+        ({"X": X[0]}, r"X has shape \(64,\): give a table"),
+        ({"y": Y[:-1]}, "give one label for each row"),
         ({"y": np.array(["sleeping"] * len(Y))}, r"y\[0\] is 'sleeping'; .* still, on foot, in vehicle"),
         ({"y": np.where(Y == 2, 7, Y)}, r"y\[\d+\] is 7; .* 3 classes"),
         ({"y": Y + 0.5}, r"y\[0\] is"),

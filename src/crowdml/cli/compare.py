@@ -98,6 +98,7 @@ def compare(
         trials=trials,
         seed=seed,
         names=data.classes,
+        columns=data.names or [f"{place + 1}" for place in range(data.x_train.shape[1])],
         **public,
     )
     _tell_before(report, data, made)

@@ -61,7 +61,8 @@ def task_of_table(
     if masked is None:
         masked = prefers_masks(chosen, shape)
     elif not masked and (reason := fits(chosen, shape, False)) is not None:
-        raise TaskError(f"--alone: {reason} Say --masked, or name another --protocol.")
+        way = "Name" if fits(chosen, shape, True) else "Say --masked, or name"
+        raise TaskError(f"--alone: {reason} {way} another --protocol.")
     task = suggest(
         shape,
         protocol=chosen,

@@ -107,9 +107,10 @@ SOLVER = Solver(plan, Fitted)
 
 def fits(shape: Shape, masked: bool) -> str | None:
     """It has no masked form, and nobody chooses a rule in a task's place."""
-    if masked:
-        return "secprobe rates the upload of each device, and under masks there is none."
-    return "secprobe asks for a rule, protocol.combine, which a task has to choose."
+    return (
+        "secprobe needs a task file that chooses a rule, protocol.combine, and has no masks. One is in "
+        "docs/protocols/secprobe.md; run it with `crowdml simulate` or `Crowd.from_task`."
+    )
 
 
 heard = heard_by(Moments, SOLVER.fit, tried=SOLVER.try_alone, grouped=SOLVER.take_group)

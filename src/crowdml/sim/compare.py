@@ -6,7 +6,6 @@ compared with the settings that a crowd would get. Nothing is tuned by the score
 
 from __future__ import annotations
 
-import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +21,27 @@ from crowdml.arrays import Array
 from crowdml.datasets.populations import usual_devices, usually_held
 from crowdml.datasets.tables import HELD_OUT, MOST_CLASSES
 from crowdml.errors import DataError, PrivacyWarning, TaskError
-from crowdml.features import bounds_of, outside, prepared
+from crowdml.features import bounds_of, prepared
 from crowdml.privacy.losses import exact
 from crowdml.protocols import PROTOCOLS
 from crowdml.shape import RULES, Rules
+from crowdml.sim.arguments import (
+    clipped_labels,
+    clipped_numbers,
+    column_names,
+    erased_columns,
+    is_number,
+    pair,
+    read_labels,
+    read_rows,
+    read_target,
+    refuse_bounds,
+    several,
+    whole,
+)
+from crowdml.sim.arguments import owners as owners_of
 from crowdml.sim.baselines import baselines
-from crowdml.sim.studies import owners as owners_of
-from crowdml.sim.studies import simulate, unusable_cell
+from crowdml.sim.studies import simulate
 from crowdml.sim.trial import Deal
 from crowdml.suggest import Outlook, Shape, fits, fitting_delta, outlook, suggest
 from crowdml.task import Bound, Features, Task
@@ -139,7 +152,7 @@ def compare(
     delta: float | None = None,
     devices: int | Sequence[int] | None = None,
     groups: Any = None,
-    protocols: Sequence[str] | None = None,
+    protocols: str | Sequence[str] | None = None,
     masked: bool | None = None,
     bounds: tuple[Any, Any] | None = None,
     target: tuple[float, float] | None = None,
@@ -155,10 +168,10 @@ def compare(
     y: classes (names, or up to 100 whole numbers), or numbers to predict. epsilon, devices: one or several; all
     combinations run. devices: rows are dealt out equally; None: as many as have ten rows each, from 5 to 1000. groups:
     who holds each row, in place of `devices`. delta: None for 1e-6, or less where there are more than 100,000 rows.
-    protocols: names; None: all. masked: True or False for one of the two alone. bounds: (low, high) of the columns,
-    numbers or one for each, and target: (low, high) of y where it holds numbers; both are public. None: taken from X
-    and y, with a warning, for no epsilon covers what they tell. test: a share of the rows, or other rows (X, y). tick
-    hears each row when it is there.
+    protocols: a name or several; None: all. masked: True or False for one of the two alone. bounds: (low, high) of the
+    columns, numbers or one for each, and target: (low, high) of y where it holds numbers; both are public. None: taken
+    from X and y, with a warning, for no epsilon covers what they tell. Warnings say what bounds and target clip, and
+    which columns they make 0. test: a share of the rows, or other rows (X, y). tick hears each row when it is there.
     """
     made = plan(
         X, y, epsilon=epsilon, delta=delta, devices=devices, groups=groups, protocols=protocols, masked=masked,
@@ -166,6 +179,8 @@ def compare(
     )  # fmt: skip
     for note in made.warnings:
         warnings.warn(note, PrivacyWarning, stacklevel=2)
+    for note in made.changed:
+        warnings.warn(note, stacklevel=2)
     rows: list[Row] = []
     for cell in made.cells:
         rows.append(made.run(cell))
@@ -210,7 +225,9 @@ class Plan:
     warnings: tuple[str, ...]
     """What no epsilon covers."""
     notes: tuple[str, ...]
-    """Rows that were clipped, and why a protocol does not run."""
+    """Numbers that were clipped, and why a protocol does not run."""
+    changed: tuple[str, ...] = ()
+    """What bounds and target do to rows and labels."""
 
     def run(self, cell: Cell) -> Row:
         people = Deal("iid", cell.shape.devices) if self.groups is None else Deal("by_user", groups=self.groups)
@@ -263,7 +280,7 @@ def plan(
     delta: float | None,
     devices: int | Sequence[int] | None,
     groups: Any,
-    protocols: Sequence[str] | None,
+    protocols: str | Sequence[str] | None,
     masked: bool | None,
     bounds: tuple[Any, Any] | None,
     target: tuple[float, float] | None,
@@ -271,49 +288,59 @@ def plan(
     trials: int,
     seed: int | None,
     names: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     crowd: tuple[int, int] | None = None,
     rules: Rules = RULES,
 ) -> Plan:
-    """What `compare` will run; see there. `names`: of the classes, where y holds their places. `crowd`: how many
-    devices take part and how many rows each of them has at least, where `groups` says who holds what. `rules`: what
-    `suggest` chooses by."""
-    seed = secrets.randbits(32) if seed is None else seed
-    x, labels = _table(X, y)
+    """What `compare` will run; see there. `names`: of the classes, where y holds their places. `columns`: their names,
+    where X has none. `crowd`: how many devices take part and how many rows each of them has at least, where `groups`
+    says who holds what. `rules`: what `suggest` chooses by."""
+    prices, named = _epsilons(epsilon), _names(protocols)
+    _check(delta, masked, trials, seed)
+    seed = secrets.randbits(32) if seed is None else int(seed)
+    columns = column_names(X) if columns is None else columns
+    x, labels = _table(X, y, "X", "y")
     owners = None if groups is None else owners_of(groups, len(x))
-    if isinstance(test, tuple):
-        x_test, y_test = _table(*test)
-    else:
-        mine, held = _split(len(x), test, seed)
+    if is_number(test):
+        mine, held = _split(len(x), float(test), seed)
         x, labels, x_test, y_test = x[mine], labels[mine], x[held], labels[held]
         owners = None if owners is None else owners[mine]
+    else:
+        x_test, y_test = _table(*pair(test, "test", otherwise="; or a share of X, such as 0.2"), "test[0]", "test[1]")
+        _refuse_other_rows(x, labels, x_test, y_test)
     said: list[str] = []
-    low, high = _bounds(x, bounds, said)
+    low, high = _bounds(x, bounds, columns, said)
     features = Features(x.shape[1], Bound("l2"), low=low, high=high)
+    if target is not None:
+        target = read_target(target)
+        _refuse_texts(labels, target)
     if names is not None:
         classes = tuple(names)
     else:
         classes, (labels, y_test) = ((), (labels, y_test)) if target is not None else _encoded(labels, y_test)
+    if classes and not np.isin(y_test, labels).any():
+        raise DataError(STRANGE.format(*(classes[int(each[0])] for each in (y_test, labels))))
     ends = None if classes else _ends(labels, target, said)
+    beyond = None if ends is None else clipped_labels(labels, *ends)
     if ends is not None:
         labels, y_test = (each.clip(*map(float, ends)) for each in (labels, y_test))
-    remarks: list[str] = []
-    clipped = outside(features, x).any(axis=1).sum()
-    if clipped and bounds is not None:
-        remarks.append(f"{clipped:,} of {len(x):,} rows have a number outside the bounds; it is clipped to the bound.")
+    clipped = None if bounds is None else clipped_numbers(features, x, columns)
+    erased = erased_columns(features, x, columns, taken=bounds is None)
     delta = fitting_delta(len(x), delta)
     cells: list[Cell] = []
     left_out: dict[str, None] = {}
     for each in _shapes(x, len(classes) or None, devices, owners, crowd):
         shape = replace(each, rules=rules)
-        for price in _epsilons(epsilon):
-            for name, under in _entries(protocols, masked):
+        for price in prices:
+            for name, under in _entries(named, masked):
                 found = _cell(name, under, price, delta, shape, classes, features, ends)
                 if isinstance(found, str):
                     left_out[found] = None
                 else:
                     cells.append(found)
     if not cells:
-        raise TaskError(" ".join(left_out))
+        also = " Compare under masks, too, or name other protocols." if masked is False else ""
+        raise TaskError(" ".join(left_out) + also)
     return Plan(
         tuple(cells),
         x,
@@ -326,12 +353,47 @@ def plan(
         trials,
         seed,
         tuple(said),
-        (*remarks, *(f"Left out: {each}" for each in left_out)),
+        (*filter(None, [clipped]), *(f"Left out: {each}" for each in left_out)),
+        tuple(filter(None, (clipped, beyond, erased))),
     )
 
 
-def _entries(protocols: Sequence[str] | None, masked: bool | None) -> Iterator[tuple[str, bool]]:
-    for name in sorted(PROTOCOLS) if protocols is None else protocols:
+STRANGE = "test[1] holds no label that y holds, but {!r}, and y holds {!r}: give labels of the same kind."
+
+
+def _check(delta: Any, masked: Any, trials: Any, seed: Any) -> None:
+    """Refuse settings that no comparison takes."""
+    if not (delta is None or is_number(delta)):
+        raise TaskError(f"delta = {delta!r}: a number above 0, such as 1e-6, or None.")
+    if not (masked is None or isinstance(masked, bool | np.bool_)):
+        raise TaskError(f"masked = {masked!r}: True for masks alone, False for none, or None for both.")
+    whole(trials, "trials", 1)
+    whole(seed, "seed", 0, "a fresh seed")
+
+
+def _refuse_other_rows(x: Array, y: Array, x_test: Array, y_test: Array) -> None:
+    """Refuse test rows that are not of the table: of another width, or with labels of which y has none."""
+    if x_test.shape[1] != x.shape[1]:
+        raise DataError(f"test[0] has {x_test.shape[1]} columns, and X has {x.shape[1]}: give rows with the same.")
+    if (y.dtype.kind in "fiub") != (y_test.dtype.kind in "fiub"):
+        raise DataError(STRANGE.format(y_test.tolist()[0], y.tolist()[0]))
+
+
+def _refuse_texts(labels: Array, target: tuple[Any, Any]) -> None:
+    if labels.dtype.kind not in "fiub":
+        raise DataError(
+            f"target = ({float(target[0]):g}, {float(target[1]):g}), and y holds {str(labels[0])!r}: target bounds "
+            "numbers, and names are classes. Leave target out."
+        )
+
+
+def _names(protocols: Any) -> list[str]:
+    """The protocols to compare, by name."""
+    return sorted(PROTOCOLS) if protocols is None else [str(each) for each in several(protocols, "protocols", "a name")]
+
+
+def _entries(protocols: Sequence[str], masked: bool | None) -> Iterator[tuple[str, bool]]:
+    for name in protocols:
         yield from ((name, under) for under in ((False, True) if masked is None else (masked,)))
 
 
@@ -364,18 +426,9 @@ def _cell(
     return Cell(protocol, masked, epsilon, shape, task)
 
 
-def _table(X: Any, y: Any) -> tuple[Array, Array]:
-    x, labels = np.asarray(X), np.asarray(y)
-    if x.ndim != 2 or labels.shape != (len(x),) or not len(x):
-        raise DataError(
-            f"X has shape {x.shape} and y {labels.shape}: X is a table [n, d] with a label in y for each row."
-        )
-    if (found := unusable_cell(x)) is not None:
-        raise DataError(f"{found} Give a table of finite numbers.")
-    gone = np.flatnonzero(labels != labels) if labels.dtype.kind in "fO" else []  # NaN alone differs from itself
-    if len(gone):
-        raise DataError(f"y[{gone[0]}] is missing (in {len(gone):,} of {len(labels):,} rows). Leave these rows out.")
-    return x.astype(np.float32), labels
+def _table(X: Any, y: Any, name: str, label: str) -> tuple[Array, Array]:
+    x = read_rows(X, name)
+    return x.astype(np.float32), read_labels(y, len(x), label)
 
 
 def _split(rows: int, share: float, seed: int) -> tuple[Array, Array]:
@@ -386,19 +439,18 @@ def _split(rows: int, share: float, seed: int) -> tuple[Array, Array]:
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def _bounds(x: Array, given: tuple[Any, Any] | None, said: list[str]) -> tuple[Any, Any]:
+def _bounds(x: Array, given: tuple[Any, Any] | None, columns: Sequence[str] | None, said: list[str]) -> tuple[Any, Any]:
     """The bounds of the columns, as a task holds them."""
     if given is None:
         said.append(UNCOVERED.format("columns"))
         return bounds_of(x)
+    refuse_bounds(given, x.shape[1], columns)
     return _named(given[0], x.shape[1]), _named(given[1], x.shape[1])
 
 
 def _named(given: Any, columns: int) -> tuple[Fraction, ...]:
     """One side of the bounds that somebody names: a number for all columns, or one for each."""
     sides = np.broadcast_to(np.asarray(given, object), columns).tolist()
-    if not all(isinstance(each, Fraction) or math.isfinite(each) for each in sides):
-        raise DataError("bounds: every bound of a column is a finite number.")
     return tuple(each if isinstance(each, Fraction) else exact(float(f"{each:.6g}")) for each in sides)
 
 
@@ -427,12 +479,12 @@ def _ends(y: Array, target: tuple[Any, Any] | None, said: list[str]) -> tuple[Fr
     return low, high
 
 
-def _epsilons(given: float | Sequence[float]) -> list[float]:
-    found = [float(each) for each in np.atleast_1d(np.asarray(given, np.float64))]
+def _epsilons(given: Any) -> list[float]:
+    found = several(given, "epsilon", "a number above 0, such as 1")
     for each in found:
-        if not 0 < each < float("inf"):
-            raise TaskError(f"epsilon = {each:g}: a number above 0, such as 1.")
-    return found
+        if not (is_number(each) and each > 0):
+            raise TaskError(f"epsilon = {f'{each:g}' if is_number(each) else repr(each)}: a number above 0, such as 1.")
+    return [float(each) for each in found]
 
 
 def _shapes(
@@ -451,13 +503,14 @@ def _shapes(
         yield Shape(x.shape[1], classes, *crowd)
         return
     usual = usual_devices(len(x))
-    for many in [usual] if devices is None else [int(each) for each in np.atleast_1d(devices)]:
+    for many in [usual] if devices is None else several(devices, "devices", "a whole number from 1 on"):
+        whole(many, "devices", 1)
         if not 1 <= many <= len(x):
             raise DataError(
                 f"devices = {many:,}: there are {len(x):,} rows besides those to test on, so 1 to {len(x):,} devices "
                 "can hold some."
             )
-        yield Shape(x.shape[1], classes, many, len(x) // many)
+        yield Shape(x.shape[1], classes, int(many), len(x) // int(many))
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

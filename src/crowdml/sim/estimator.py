@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Any, Self, cast, get_type_hints
@@ -20,26 +19,33 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # pyright: 
 
 from crowdml.arrays import Array
 from crowdml.datasets.populations import usual_devices, usually_held
-from crowdml.errors import DataError, FitError, GuaranteeError, PrivacyWarning, TaskError
-from crowdml.features.bounds import Bounds, label_scale, outside
+from crowdml.errors import DataError, FitError, PrivacyWarning, TaskError
+from crowdml.features.bounds import LEAST, Bounds, label_scale
 from crowdml.privacy.losses import exact
 from crowdml.protocols import PROTOCOLS, delta_ceiling, find
+from crowdml.sim.arguments import (
+    MEND,
+    clipped_labels,
+    clipped_numbers,
+    erased_columns,
+    is_number,
+    of_one_kind,
+    owners,
+    pair,
+    read_labels,
+    read_rows,
+    read_target,
+    refuse_bounds,
+    unusable_cell,
+    whole,
+)
 from crowdml.sim.baselines import baselines
 from crowdml.sim.layout import POPULATIONS, spread_out
 from crowdml.sim.run import Tick
-from crowdml.sim.studies import (
-    Study,
-    describe_price,
-    inside,
-    owners,
-    replayed_ledger,
-    simulate,
-    trial_seeds,
-    unusable_cell,
-)
+from crowdml.sim.studies import Study, describe_price, inside, refuse_width, replayed_ledger, simulate, trial_seeds
 from crowdml.sim.trial import Deal
 from crowdml.storage import Ledger
-from crowdml.suggest import Shape, outlook, suggest
+from crowdml.suggest import Shape, choices, fits, outlook, suggest
 from crowdml.task import Task, find_task
 from crowdml.texts import did_you_mean
 from crowdml.verdict import share_of_majority, verdict
@@ -130,32 +136,33 @@ class _CrowdEstimator(BaseEstimator):
         are computed; without it they are on the crowd's own samples, which only a simulator can look at. tick: called
         with how many more check-ins were done, or rounds where devices meet in cohorts.
         """
-        self._check_parameters()
         try:
+            self._check_parameters()
             return self._fit(X, y, groups, evaluate, tick)
         except (TaskError, DataError) as error:
-            raise FitError(str(error) if self.task is not None else _in_own_words(str(error))) from error
+            raise FitError(str(error) if self.task is not None else self._in_own_words(str(error))) from error
 
     def _fit(self, X: Any, y: Any, groups: Any, evaluate: tuple[Any, Any] | None, tick: Tick) -> Self:
         try:
-            checked: Any = validate_data(self, X, y, dtype=np.float64)
+            checked: Any = validate_data(self, X, _one_kind(y), dtype=np.float64)
         except ValueError as error:
-            found = None if hasattr(X, "toarray") else unusable_cell(X)
+            found = None if hasattr(X, "toarray") else unusable_cell(X, columns=self._columns)
             if found is None:
                 raise
-            raise FitError(f"{found} Fill them in, or leave these rows or columns out.") from error
-        rows, labels = checked[0], self._encoded(np.asarray(checked[1]))
+            raise FitError(f"{found} {MEND}") from error
+        rows = read_rows(checked[0])
+        if self.task is not None:
+            refuse_width(self._given_task(), rows)
+        labels = self._encoded(np.asarray(checked[1]))
+        seen = (rows, labels) if evaluate is None else self._evaluated(evaluate)
         low, high = self._bounds(rows)
         self.seed_ = secrets.randbits(32) if self.seed is None else int(self.seed)
         deal = self._deal(len(rows), groups)
         people = spread_out(deal.kind, labels, deal.devices, trial_seeds(self.seed_, 1)[0], deal.groups)
         shape = Shape(rows.shape[1], self._classes, people.devices, usually_held(people.counts))
         self.task_ = self._task(shape, low, high)
-        clipped = int(outside(self.task_.features, rows).sum())
-        if clipped:
-            warnings.warn(
-                f"{clipped:,} of {rows.size:,} numbers lie outside their bounds and are clipped.", stacklevel=3
-            )
+        for changed in self._changed(rows, np.asarray(checked[1])):
+            warnings.warn(changed, stacklevel=3)
         most = delta_ceiling(self.task_)
         if most is not None and self.task_.privacy.delta > most:
             warnings.warn(
@@ -186,7 +193,6 @@ class _CrowdEstimator(BaseEstimator):
         self.epsilon_sample_alone_, self.epsilon_device_alone_ = study.planned.sample_alone, study.planned.device_alone
         self.claimed_epsilon_ = study.claimed
         self.check_ins_, self.bytes_up_, self.bytes_down_ = study.check_ins, study.bytes_up, study.bytes_down
-        seen = (rows, labels) if evaluate is None else self._evaluated(*evaluate)
         curves = self._judged(study, inside(self.task_, seen[0]), seen[1])
         self.history_ = {
             study.unit.replace("-", "_"): study.points,
@@ -213,7 +219,10 @@ class _CrowdEstimator(BaseEstimator):
         place, without noise.
         """
         x, labels = self._seen(X), self._numbers(y)
-        seen = (x, labels) if test is None else (self._seen(test[0]), self._numbers(test[1]))
+        seen = (x, labels)
+        if test is not None:
+            other, theirs = pair(test, "test")
+            seen = self._seen(other), self._numbers(theirs)
         constant, no_privacy = baselines(x, labels, *seen, classes=self._classes is not None)
         return {"constant": constant, "no_privacy": no_privacy}
 
@@ -275,29 +284,45 @@ class _CrowdEstimator(BaseEstimator):
     def _finish(self) -> None:
         """Set what only one kind has."""
 
+    def _refuse_strange(self, labels: Array, given: Array) -> None:
+        """Refuse labels to evaluate on of which the crowd knows none."""
+
+    def _changed(self, rows: Array, y: Array) -> Iterator[str]:
+        """What bounds do to rows [n, d] and labels [n], in sentences."""
+        names, features = self._columns, self.task_.features
+        theirs = "bounds" if self.task is None else "features.low and features.high of the task"
+        taken = self.task is None and self.bounds is None
+        yield from filter(
+            None, [clipped_numbers(features, rows, names, theirs), erased_columns(features, rows, names, taken=taken)]
+        )
+
+    @property
+    def _columns(self) -> list[str] | None:
+        """The names of X's columns, where it has names."""
+        found = getattr(self, "feature_names_in_", None)
+        return None if found is None else found.tolist()
+
     # --- parameters ---
 
     def _check_parameters(self) -> None:
         """Refuse what no crowd could run, in the estimator's own words."""
 
-        def whole(key: str, least: int, none: str = "") -> None:
-            value = getattr(self, key)
-            if not (none and value is None) and not (_number(value) and value == int(value) >= least):
-                raise FitError(f"{key} = {value!r}: a whole number from {least} on{none and f', or None for {none}'}.")
-
-        whole("devices", 1, "as many as the rows allow")
-        whole("passes", 1, "as many as a public rule says")
-        whole("trials", 1)
-        whole("seed", 0, "a fresh seed")
-        if self.epsilon is not None and not (_number(self.epsilon) and self.epsilon > 0):
+        for key, least, none in WHOLE:
+            whole(getattr(self, key), key, least, none)
+        if self.epsilon is not None and not (is_number(self.epsilon) and self.epsilon > 0):
             raise FitError(f"epsilon = {self.epsilon!r}: a positive number, or None for no privacy.")
-        if not _number(self.delta) or not 0 <= self.delta < 1 or (self.delta == 0 and not self._laplace):
+        if not is_number(self.delta) or not 0 <= self.delta < 1 or (self.delta == 0 and not self._laplace):
             raise FitError(
                 f"delta = {self.delta!r}: above 0 and below 1, such as 1e-6. Only mechanism='discrete-laplace' takes 0."
             )
         for key, kinds in {"mechanism": (str,), "model": (str, Mapping)}.items():
             if not isinstance(value := getattr(self, key), (*kinds, type(None))):
                 raise FitError(f"{key} = {value!r}: say its name{', or a table' * (len(kinds) > 1)}, or None.")
+        if self.mechanism == "none" and self.epsilon is not None:
+            raise FitError("mechanism = 'none': say epsilon=None to learn without privacy.")
+        if self.mechanism not in (None, "none", *MECHANISMS):
+            near = did_you_mean(str(self.mechanism), MECHANISMS)
+            raise FitError(f"mechanism = {self.mechanism!r}: choose one of {', '.join(MECHANISMS)}, or None.{near}")
         masking: Any = self.masking
         if not (masking is None or isinstance(masking, bool | Mapping)):
             raise FitError(
@@ -309,8 +334,9 @@ class _CrowdEstimator(BaseEstimator):
             self._refuse_beside_task()
             return
         if self.protocol not in PROTOCOLS:
-            near = did_you_mean(str(self.protocol), PROTOCOLS)
-            raise FitError(f"protocol = {self.protocol!r}: choose one of {', '.join(PROTOCOLS)}.{near}")
+            known = choices(2 if isinstance(self, ClassifierMixin) else None)
+            near = did_you_mean(str(self.protocol), known)
+            raise FitError(f"protocol = {self.protocol!r}: choose one of {', '.join(known)}.{near}")
         kind = PROTOCOLS[self.protocol].settings
         known = [] if kind is None else [each.name for each in dataclasses.fields(kind) if each.name != "kind"]
         for key in self._own_settings:
@@ -341,26 +367,26 @@ class _CrowdEstimator(BaseEstimator):
         if self.bounds is False or self.task is not None:
             return None, None
         if self.bounds is not None:
-            try:
-                low, high = self.bounds
-                return _bound(low, X.shape[1]), _bound(high, X.shape[1])
-            except (TypeError, ValueError, GuaranteeError):
-                raise FitError(
-                    f"bounds = {self.bounds!r}: give (low, high), finite numbers or one for each of "
-                    f"{X.shape[1]} columns."
-                ) from None
+            refuse_bounds(self.bounds, X.shape[1], self._columns)
+            low, high = self.bounds
+            return _bound(low, X.shape[1]), _bound(high, X.shape[1])
         warnings.warn(
             "bounds were taken from X, the smallest and the largest value of each column: no ε covers what they show. "
             "Give bounds=(low, high) that are known without looking at X, or bounds=False to leave columns alone.",
             PrivacyWarning,
             stacklevel=4,
         )
-        return _bound(X.min(axis=0), X.shape[1]), _bound(X.max(axis=0), X.shape[1])
+        low, high = (np.where(abs(each) < LEAST, 0.0, each) for each in (X.min(axis=0), X.max(axis=0)))
+        return _bound(low, X.shape[1]), _bound(high, X.shape[1])
 
     def _deal(self, rows: int, groups: Any) -> Deal:
         """Who holds which rows."""
         if rows < 2:
             raise FitError("X has 1 sample, and a crowd needs at least two.")
+        if groups is not None:
+            for key, usual in (("devices", (None,)), ("population", ("iid", "by_user"))):
+                if (value := getattr(self, key)) not in usual:
+                    raise FitError(f"{key} = {value!r}, and groups say whose each row is: leave out one of the two.")
         if groups is not None or self.population == "by_user":
             return Deal("by_user", groups=None if groups is None else owners(groups, rows))
         if self.devices is not None:
@@ -385,6 +411,9 @@ class _CrowdEstimator(BaseEstimator):
                     f"task {task.name!r} learns {'numbers' if task.classes is None else 'classes'}: use {other}."
                 )
             return task
+        alone = fits(self.protocol, shape, False)
+        if self.masking is False and alone is not None and fits(self.protocol, shape, True) is None:
+            raise FitError(f"masking = False: {alone} Leave masking out, or take another protocol.")
         return suggest(
             shape,
             protocol=self.protocol,
@@ -407,9 +436,20 @@ class _CrowdEstimator(BaseEstimator):
     def _as_table(self, key: str, value: Any) -> Any:
         """A setting as its table, where it is one of several numbers and the first is given: step=0.5 is {"c": 0.5}."""
         kind = get_type_hints(PROTOCOLS[self.protocol].settings).get(key) if PROTOCOLS[self.protocol].settings else None
-        if dataclasses.is_dataclass(kind) and _number(value):
+        if dataclasses.is_dataclass(kind) and is_number(value):
             return {dataclasses.fields(kind)[0].name: value}
         return value
+
+    def _in_own_words(self, sentence: str) -> str:
+        """A sentence about a task that `suggest` made: its reader knows parameters, and no task file."""
+        words = dict(OWN_WORDS)
+        if self.epsilon is None:
+            words = {r'\bprivacy\.mechanism = "none"': "epsilon = None", **words}
+        if isinstance(self.model, Mapping):
+            words = {r"\bmodel\.(\w+)": r"model['\1']", **words}
+        for key, name in words.items():
+            sentence = re.sub(key, name, sentence)
+        return sentence
 
     _names: list[str] | None = None
     """Names of the classes."""
@@ -419,13 +459,18 @@ class _CrowdEstimator(BaseEstimator):
         check_is_fitted(self, "study_")
         return inside(self.task_, validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _evaluated(self, X: Any, y: Any) -> tuple[Array, Array]:
+    def _evaluated(self, given: Any) -> tuple[Array, Array]:
         """Rows and labels to evaluate on, as they were given."""
-        x: Any = validate_data(self, X, dtype=np.float64, reset=False)
-        labels = self._numbers(y)
-        if labels.shape != (len(x),):
-            raise FitError(f"evaluate has {len(x)} rows and labels of shape {labels.shape}: give a label for each row.")
-        return x, labels
+        X, y = pair(given, "evaluate")
+        x = read_rows(X, "evaluate[0]").astype(np.float64)
+        if x.shape[1] != self.n_features_in_:
+            raise FitError(
+                f"evaluate[0] has {x.shape[1]} columns, and X has {self.n_features_in_}: give the same ones."
+            )
+        labels = read_labels(y, len(x), "evaluate[1]", numbers=self._classes is None)
+        found = self._numbers(labels)
+        self._refuse_strange(found, labels)
+        return x, found
 
     def _said(self, X: Any) -> Array:
         x = self._seen(X)
@@ -441,6 +486,15 @@ FIXED_BY_TASK = ("protocol", "epsilon", "delta", "model", "masking", "bounds", "
 """Parameters that a task fixes."""
 
 
+WHOLE = (
+    ("devices", 1, "as many as the rows allow"),
+    ("passes", 1, "as many as a public rule says"),
+    ("trials", 1, ""),
+    ("seed", 0, "a fresh seed"),
+)
+"""Parameters that are whole numbers: from which one on, and what None means."""
+MECHANISMS = ("discrete-gaussian", "discrete-laplace", "skellam")
+
 OWN_WORDS = {
     r"\bprivacy\.epsilon(\.\w+)?": "epsilon",
     r"\bprivacy\.uses\b": "passes",
@@ -451,13 +505,6 @@ OWN_WORDS = {
     r"\btask 'crowd'": "this crowd",
 }
 """Keys of a task file, and what these estimators call them."""
-
-
-def _in_own_words(sentence: str) -> str:
-    """A sentence about a task that `suggest` made: its reader knows parameters, and no task file."""
-    for key, name in OWN_WORDS.items():
-        sentence = re.sub(key, name, sentence)
-    return sentence
 
 
 def _bound(value: Any, columns: int) -> Bounds:
@@ -476,9 +523,10 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _number(value: Any) -> bool:
-    """Whether this is a finite number."""
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+def _one_kind(y: Any) -> Any:
+    """Labels as they were given, and objects as the texts or numbers that they are; refuse missing ones."""
+    found = None if y is None or hasattr(y, "toarray") else np.asarray(y)
+    return y if found is None or found.dtype.kind not in "fO" or not found.ndim else of_one_kind(found)
 
 
 def _gives_chances(estimator: Crowd) -> bool:
@@ -560,6 +608,14 @@ class Crowd(ClassifierMixin, _CrowdEstimator):
         number = {label: place for place, label in enumerate(self.classes_.tolist())}
         return np.array([number.get(label, -1) for label in np.asarray(y).tolist()])
 
+    def _refuse_strange(self, labels: Array, given: Array) -> None:
+        if (labels >= 0).any():
+            return
+        raise FitError(
+            f"evaluate[1] holds no label that y holds, but {given.tolist()[0]!r}, and y holds "
+            f"{self.classes_.tolist()[0]!r}: give labels of the same kind."
+        )
+
     def _judged(self, study: Study, x: Array, y: Array) -> Array:
         return study.accuracy(x, y)
 
@@ -630,13 +686,13 @@ class CrowdRegressor(RegressorMixin, _CrowdEstimator):
                 stacklevel=5,
             )
             return float(y.min()), float(y.max())
-        try:
-            low, high = (float(each) for each in self.target)
-        except (TypeError, ValueError):
-            raise FitError(f"target = {self.target!r}: give (low, high), two numbers.") from None
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise FitError(f"target = {self.target!r}: low must be below high, and both finite.")
-        return low, high
+        low, high = read_target(self.target)
+        return float(low), float(high)
+
+    def _changed(self, rows: Array, y: Array) -> Iterator[str]:
+        yield from super()._changed(rows, y)
+        if self.target is not None and (clipped := clipped_labels(y, *self.target)) is not None:
+            yield clipped
 
     def _numbers(self, y: Any) -> Array:
         return ((np.asarray(y, np.float64) - self._middle) / self._half).astype(np.float32)

@@ -31,6 +31,7 @@ from crowdml.privacy.noise import Silence
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocols import find, is_delta_too_large
 from crowdml.secagg.terms import terms_of
+from crowdml.sim.arguments import is_number, owners, pair, read_labels, read_rows, several, whole
 from crowdml.sim.layout import Rounds, Schedule
 from crowdml.sim.run import Run, Tick
 from crowdml.sim.trial import Deal, Laid, Trial, laid_out
@@ -176,9 +177,11 @@ def simulate(
     """
     task = task if isinstance(task, Task) else find_task(str(task))
     x, labels = _rows(task, X, y)
-    held = None if test is None else Samples(*_rows(task, *test))
-    seed = secrets.randbits(32) if seed is None else seed
-    servers = None if own is None else Samples(*_rows(task, *own))
+    held = None if test is None else Samples(*_rows(task, *pair(test, "test"), "test[0]", "test[1]"))
+    servers = None if own is None else Samples(*_rows(task, *pair(own, "own"), "own[0]", "own[1]"))
+    whole(trials, "trials", 1)
+    whole(passes, "passes", 1, "those of the task")
+    seed = _seed(seed)
     if servers is None:
         x, labels, servers = _set_apart(task, x, labels, devices, seed)
     people = _people(task, devices, len(labels))
@@ -221,6 +224,15 @@ def simulate(
     )
 
 
+def _seed(given: Any) -> int | list[int]:
+    """The seed of all trials, a fresh one where None is given; or the seed of each."""
+    for each in several(given, "seed", "a whole number from 0 on"):
+        whole(each, "seed", 0, "a fresh one" if given is None else "")
+    if given is None:
+        return secrets.randbits(32)
+    return int(given) if is_number(given) else [int(each) for each in given]
+
+
 def trial_seeds(seed: int, trials: int) -> list[int]:
     """The seed of each trial of a study."""
     if trials < 1:
@@ -228,18 +240,11 @@ def trial_seeds(seed: int, trials: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(trials)]
 
 
-def _rows(task: Task, X: Any, y: Any) -> tuple[Array, Array]:
+def _rows(task: Task, X: Any, y: Any, name: str = "X", label: str = "y") -> tuple[Array, Array]:
     """Rows and labels as a device's buffer would hold them: float32 in the task's ball, class numbers or numbers."""
-    x, labels = np.asarray(X), np.asarray(y)
-    if x.ndim != 2 or labels.shape != (len(x),):
-        raise DataError(
-            f"X has shape {x.shape} and y {labels.shape}: X is a table [n, d] with a label in y for each row."
-        )
-    if x.shape[1] != task.features.width:
-        raise DataError(
-            f"task {task.name!r} takes rows of {task.features.width} numbers, and X has {x.shape[1]} columns. "
-            "Change the task, or give other rows."
-        )
+    x = read_rows(X, name)
+    refuse_width(task, x, name)
+    labels = read_labels(y, len(x), label, numbers=task.classes is None)
     x = inside(task, x)
     if task.classes is None:
         return x, prepared_numbers(task.labels, labels).astype(np.float32)
@@ -248,40 +253,26 @@ def _rows(task: Task, X: Any, y: Any) -> tuple[Array, Array]:
         strange = next((row for row, name in enumerate(labels) if str(name) not in number), None)
         if strange is not None:
             raise DataError(
-                f"y[{strange}] is {str(labels[strange])!r}; task {task.name!r} has the classes "
+                f"{label}[{strange}] is {str(labels[strange])!r}; task {task.name!r} has the classes "
                 f"{', '.join(task.labels.classes)}. Give these names, or their numbers from 0 as integers."
             )
         labels = np.array([number[str(name)] for name in labels])
     elif ((labels < 0) | (labels >= task.classes)).any():
         strange = int(np.flatnonzero((labels < 0) | (labels >= task.classes))[0])
         raise DataError(
-            f"y[{strange}] is {labels[strange]}; task {task.name!r} has {task.classes} classes, and class numbers are "
-            f"0 to {task.classes - 1}."
+            f"{label}[{strange}] is {labels[strange]}; task {task.name!r} has {task.classes} classes, and class "
+            f"numbers are 0 to {task.classes - 1}."
         )
     return x, labels.astype(np.int32)
 
 
-def unusable_cell(X: Any) -> str | None:
-    """Where a table [n, d] holds no finite number first, in a sentence; None where it holds numbers alone."""
-    cells = np.asarray(X)
-    if cells.ndim != 2:
-        return None
-    numbers, texts = np.full(cells.shape, np.nan), np.zeros(cells.shape, bool)
-    if cells.dtype.kind in "fiub":
-        numbers = cells
-    else:
-        for place, value in np.ndenumerate(cells):
-            try:
-                numbers[place] = float(value)
-            except (TypeError, ValueError):
-                texts[place] = value is not None
-    wrong = ~np.isfinite(numbers)
-    if not wrong.any():
-        return None
-    row, column = (int(each) for each in np.argwhere(wrong)[0])
-    value = numbers[row, column]
-    what = "a text" if texts[row, column] else "missing (NaN)" if value != value else "infinite (infinity)"
-    return f"X[{row}, {column}] is {what}, and {wrong.any(axis=1).sum():,} of {len(cells):,} rows have such a value."
+def refuse_width(task: Task, x: Array, name: str = "X") -> None:
+    """Refuse rows [n, d] that have another number of columns than the task."""
+    if x.shape[1] != task.features.width:
+        raise DataError(
+            f"task {task.name!r} takes rows of {task.features.width} numbers, and {name} has {x.shape[1]} columns. "
+            "Change the task, or give other rows."
+        )
 
 
 def inside(task: Task, x: Array) -> Array:
@@ -304,18 +295,6 @@ def _people(task: Task, devices: Any, rows: int) -> Population | Deal:
     if np.ndim(devices) == 0:
         return Deal("iid", int(devices))
     return Deal("by_user", groups=owners(devices, rows, "devices"))
-
-
-def owners(groups: Any, rows: int, name: str = "groups") -> Array:
-    """The device that holds each row [n], by name or number. Raises where a row names none."""
-    found = np.asarray(groups)
-    if found.shape != (rows,):
-        many = len(found) if found.ndim == 1 else found.shape
-        raise DataError(f"{name} says whose {many} rows are, and X has {rows}. Give one device for each row.")
-    nobody = [row for row, each in enumerate(found.tolist()) if each is None or each != each]
-    if nobody:
-        raise DataError(f"{name}[{nobody[0]}] names no device ({len(nobody):,} of {rows:,} do not). Name one for each.")
-    return found.astype(str) if found.dtype == object else found
 
 
 def _set_apart(
