@@ -25,7 +25,7 @@ from crowdml.records import record
 from crowdml.settings import read_section
 from crowdml.shape import Shape as Shape
 from crowdml.task import Bound, Features, Labels, Masking, Privacy, Task, largest_delta
-from crowdml.texts import did_you_mean, number_text
+from crowdml.texts import count_text, did_you_mean, number_text
 
 LARGEST_COHORT = 1000
 """Devices that meet at once where nobody says how many: more of them meet in several cohorts."""
@@ -274,6 +274,30 @@ def expected_crowd(task: Task, devices: int | None = None, held: int | None = No
         return None
     held = held or (find(task).batch(task) if budget is None else budget.samples)
     return Shape(task.features.dimension, task.classes, devices, held, task.labels.bound)
+
+
+def too_few(task: Task, shape: Shape) -> str | None:
+    """Why nothing would ever arrive from a crowd of this shape, and what would help; None where something would."""
+    found, masking = find(task), task.masking
+    batch, gathering = found.batch(task), found.gathers(task)
+    if shape.held < batch:
+        return (
+            f"No device could check in: a check-in takes {count_text(batch, 'sample')}, and each device has "
+            f"{shape.held:,}. Have devices with at least {batch:,} samples, or lower protocol.batch to {shape.held:,}."
+        )
+    if masking is not None and shape.devices < masking.minimum:
+        return (
+            f"No round could end: each needs masking.minimum = {masking.minimum:,} devices. Find at least as many, or "
+            f"lower masking.minimum and masking.cohort to at most {shape.devices:,}; each device then adds more noise."
+        )
+    if masking is None and gathering is not None:
+        fewest = gathering.size if gathering.seconds is None else gathering.minimum
+        if shape.devices < fewest:
+            return (
+                f"No round could end: each needs {count_text(fewest, 'device')}. Find at least as many, or write a task "
+                "whose rounds are smaller."
+            )
+    return None
 
 
 def has_outlook(task: Task) -> bool:

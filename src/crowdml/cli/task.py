@@ -212,11 +212,13 @@ def check(file_or_name: str, devices: int | None, held: int | None, json_path: s
 
 
 def _outlook(found: Task, shape: Shape | None) -> dict[str, Any]:
-    """Whether the crowd that is expected is too small for the task's price, in a sentence."""
-    from crowdml.suggest import outlook
+    """Whether the crowd that is expected is too small for the task, or for its price, in a sentence."""
+    from crowdml.suggest import outlook, too_few
 
-    told = shape and outlook(found, shape)
     crowd = shape and {"devices": shape.devices, "held": shape.held}
+    if shape is not None and (reason := too_few(found, shape)) is not None:
+        return {"crowd": crowd, "outlook": reason}
+    told = shape and outlook(found, shape)
     return {"crowd": crowd, "outlook": told and told.sentence}
 
 
@@ -224,7 +226,7 @@ def _show_outlook(report: Report, found: Task, shape: Shape | None, told: str | 
     """The outlook of this crowd; of one that is large enough only where somebody asked."""
     from crowdml.suggest import has_outlook
 
-    if not has_outlook(found):
+    if not has_outlook(found) and told is None:
         if asked:
             report.print("No rule tells whether a crowd is too small for this task.")
     elif shape is None:

@@ -38,7 +38,7 @@ from crowdml.server.portal.validating import LONGEST_NAME
 from crowdml.server.portal.visits import LARGEST_UPLOAD, Visit, uploaded, visited
 from crowdml.storage.server import Store
 from crowdml.storage.server.operating import remove_setting, settings_like
-from crowdml.suggest import expected_crowd, outlook
+from crowdml.suggest import expected_crowd, outlook, too_few
 from crowdml.task import Task, parse, shipped_text
 from crowdml.task import shipped as all_shipped
 from crowdml.texts import number_text
@@ -288,10 +288,12 @@ def _warnings(price: Price) -> list[str]:
 
 
 def _too_small(draft: Draft) -> list[str]:
-    """Why the crowd that is expected is too small for its price, where it is."""
+    """Why the crowd that is expected is too small for the task, or for its price, where it is."""
     crowd = expected_crowd(draft.task, draft.devices)
-    told = None if crowd is None else outlook(draft.task, crowd)
-    return [] if crowd is None or told is None else [f"{crowd.text}: {told.sentence}"]
+    if crowd is None:
+        return []
+    told = too_few(draft.task, crowd) or ((found := outlook(draft.task, crowd)) and found.sentence)
+    return [f"{crowd.text}: {told}"] if told else []
 
 
 def _crowd_says(run: Simulation | None) -> Estimate | None:
