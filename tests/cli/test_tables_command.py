@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from cli_runner import crowdml, refused
 
 from crowdml.price import Price
-from crowdml.protocols import find, settled
+from crowdml.protocols import PROTOCOLS, find, settled
 from crowdml.task import find_task
+
+KEY = re.compile(r"[a-z_]+ = ")
 
 TASK = """
 name = "own"
@@ -154,6 +157,28 @@ def test_a_task_that_is_written_for_a_table_is_sound_and_keeps_its_price(own: Pa
     assert Price.of(find(task), task).sample_epsilon(task.privacy.uses) <= 2
     assert task.labels.classes == ("left", "right")
     assert task.features.dimension == 2
+
+
+LEARNERS = [name for name in PROTOCOLS if name not in ("proportions", "secprobe")]  # no table is enough for these
+
+
+@pytest.mark.parametrize("kind", ["class", "number"])
+@pytest.mark.parametrize("masked", ["--masked", "--alone"])
+@pytest.mark.parametrize("protocol", LEARNERS)
+def test_every_key_of_a_task_that_is_written_for_a_table_has_a_comment(
+    own: Path, protocol: str, masked: str, kind: str
+):
+    number_task(own)
+    data = ["own.csv", "--ignore", "who"] if kind == "class" else ["numbers.csv"]
+    answer = crowdml("task", "new", "made.toml", "--protocol", protocol, masked, "--data", *data)
+    if protocol == "gram" and masked == "--alone":
+        assert "it needs masks" in answer.err
+        return
+    assert answer.code == 0, answer.err
+    lines = Path("made.toml").read_text().splitlines()
+    without = [line for above, line in zip(lines, lines[1:], strict=False) if KEY.match(line) and above[:1] != "#"]
+    assert not without
+    assert "see its page" not in Path("made.toml").read_text()
 
 
 def test_a_task_that_is_written_for_a_table_learns_it(own: Path):

@@ -19,6 +19,8 @@ from typing import Any
 from crowdml.datasets.tables import Columns, Table
 from crowdml.errors import DataError, TaskError
 from crowdml.features import bounds_of
+from crowdml.protocols import find
+from crowdml.settings import describe
 from crowdml.shape import Shape
 from crowdml.suggest import fits, fitting_delta, prefers_masks, suggest
 from crowdml.task import Task, TaskBudget, parse
@@ -190,30 +192,60 @@ def _protocol(shape: Shape, masked: bool | None) -> str:
 
 
 def _reasons(table: Table, found: PublicFacts, shape: Shape, task: Task, named: bool) -> dict[str, str]:
-    """A comment for each key that was chosen."""
+    """A comment for each key that the file may have."""
     listed = ", ".join(map(one_line, table.names[:6])) + (", ..." if len(table.names) > 6 else "")
     uses = task.privacy.uses
     crowd = f"{count_text(shape.devices, 'device')} with {count_text(shape.held, 'row')} each"
     first = "as you said" if named else f"a first choice for {crowd}; `crowdml compare` tries the others"
-    return {
+    rule = "by a public rule from the size of the crowd and the price"
+    bounds = f"public, {found.source}; a device scales each column to [-1, 1] by the two"
+    said = {
+        **_helps(task),
         "features.dimension": f"one for each feature: {listed}",
-        "features.low": f"public bounds, {found.source}; a device scales each column to [-1, 1] by them",
+        "features.low": f"the lower bound of each column: {bounds}",
+        "features.high": "the upper bound of each column",
         "features.norm": "every row lies in this ball, and the noise is made for it",
+        "labels.kind": "the task predicts a number",
         "labels.classes": f"public: {found.classes_source}",
-        "labels.low": "public bounds of the labels; a device clips a label to them and scales it to [-1, 1]",
+        "labels.low": "the lower bound of the labels, public; a device scales a label to [-1, 1] by the two",
+        "labels.high": "the upper bound of the labels",
         "model.kind": "the server solves for it" if task.model["kind"] == "ridge" else "few weights need little noise",
         "model.bias": "an intercept",
+        "model.c": "how much the server shrinks its solution, in proportion to the noise",
+        "model.width": "an error beyond this, of a label scaled to [-1, 1], pulls no harder than one of this size",
         "protocol.kind": first,
         "protocol.batch": f"samples of a check-in: {crowd}",
-        "protocol.step": "by a public rule from the size of the crowd and the price",
+        "protocol.step": f"the size of the server's steps, {rule}",
+        "protocol.clip": f"a sample's gradient is cut to this length, and the noise is made for it; {rule}",
+        "protocol.momentum": "the share of a step that the next one carries on",
+        "protocol.update": "how the server steps: by the newest gradients, and on with a share of its last step",
+        "protocol.map": "what a device makes of a row first: with the identity, the row itself and this constant",
+        "protocol.rho": f"how strongly a device is held to the crowd's model; {rule}",
+        "protocol.relaxation": f"how many times the mean update the server moves; {rule}",
+        "protocol.barrier": "a round of the server closes with so many uploads: all devices",
+        "protocol.local_steps": "steps that a device makes before it sends where they lead",
+        "protocol.rate": f"the size of a device's own steps, {rule}",
+        "protocol.server_batch": "a round of the server closes with so many uploads: all devices",
         "privacy.mechanism": f"each device adds {'a share' if task.masking else 'all'} of the noise",
         "privacy.epsilon": f"what a sample pays in all, in {count_text(uses, 'use')}, at delta",
         "privacy.uses": "how many check-ins a sample serves: the price above is for all of them",
+        "privacy.delta": "the probability beyond what epsilon allows: far below one over the number of rows",
         "privacy.budget": "a device gives no more than this",
         "masking.cohort": "the server hears sums of so many devices, and no device's own message",
         "masking.minimum": "the fewest that must stay to the end of a round",
         "masking.colluders": "so many of them may work with the server",
+        "masking.window": "seconds that a round stays open for devices to come",
+        "masking.lease": "seconds that each later phase of a round may take",
     }  # fmt: skip
+    return said
+
+
+def _helps(task: Task) -> dict[str, str]:
+    """What a protocol says of its own settings, by key: for plug-ins, and for settings that have no words here."""
+    settings = find(task).settings
+    named = {each.name: each.help for each in (describe(settings) if settings is not None else ())}
+    kind = task.protocol["kind"]
+    return {f"protocol.{key}": named.get(key) or f"a setting of {kind}: see its page" for key in task.protocol}
 
 
 class _Written(str):
@@ -227,6 +259,7 @@ def _toml(task: Task, why: Mapping[str, str], head: list[str]) -> str:
     plain: dict[str, Any] = json.loads(task.canonical, parse_float=_Written)
     lines = [f"# {line}" for said in head for line in textwrap.wrap(said, 116)]
     lines += [
+        "# what the task is called; an edited task is a new one, whatever its name",
         f'name = "{task.name}"',
         '# title = "..."',
         '# purpose = "..."    # why it is learned: participants read it before they join',
