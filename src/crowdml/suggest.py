@@ -294,8 +294,8 @@ def too_few(task: Task, shape: Shape) -> str | None:
         fewest = gathering.size if gathering.seconds is None else gathering.minimum
         if shape.devices < fewest:
             return (
-                f"No round could end: each needs {count_text(fewest, 'device')}. Find at least as many, or write a task "
-                "whose rounds are smaller."
+                f"No round could end: each needs {count_text(fewest, 'device')}. Find at least as many, or write a "
+                "task whose rounds are smaller."
             )
     return None
 

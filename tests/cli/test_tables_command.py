@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -70,17 +72,138 @@ def test_an_outlook_counts_the_devices_that_a_column_names(own: Path):
 
 
 def test_a_table_and_a_task_that_do_not_fit_are_refused(own: Path):
-    assert "task 'own' takes rows of 2 numbers and data set 'own.csv' has 1 " in refused(
-        "simulate", "own.toml", "--data", "own.csv", "--ignore", "who", "--ignore", "a"
-    )
-    assert "column 'who' holds texts ('p0', 'p1', 'p2', ...)" in refused("simulate", "own.toml", "--data", "own.csv")
+    assert (
+        "task 'own' takes rows of 2 numbers and data set 'own.csv' has 1 feature. Leave fewer columns out, or name"
+    ) in refused("simulate", "own.toml", "--data", "own.csv", "--ignore", "who", "--ignore", "a")
+    assert (
+        "own.csv, line 2: column 'who' holds texts and looks like it says which device holds a row. Say --device who, "
+        "or leave it out: --ignore who."
+    ) in refused("simulate", "own.toml", "--data", "own.csv")
     assert "has no column 'sid' for --label. Did you mean 'side'?" in refused(
         "simulate", "own.toml", "--data", "own.csv", "--label", "sid"
     )
-    assert "160 rows cannot be dealt out to 300 devices" in refused(
+    assert "own.csv has 160 rows for devices: too few for 300 of them. Say --devices 160 or fewer." in refused(
         "simulate", "own.toml", "--data", "own.csv", "--ignore", "who", "--devices", "300"
     )
     assert "name columns and --test for a file alone" in refused("simulate", "digits012", "--label", "side")
+
+
+def table(name: str, heading: str, row: Callable[[int], Sequence[object]], rows: int = 60) -> str:
+    """A file with these rows."""
+    lines = [heading, *(",".join(map(str, row(place))) for place in range(rows))]
+    Path(name).write_text("\n".join(lines) + "\n")
+    return name
+
+
+@pytest.mark.parametrize(
+    ("heading", "label"),
+    [
+        ("x,y,label", "label"),
+        ("label,x,y", "label"),
+        ("target,x,label", "label"),
+        ("x,Diagnosis,z", "Diagnosis"),
+        ("x,y,z", "z"),
+        ("class,target,y", "target"),
+    ],
+)
+def test_the_label_is_the_same_column_for_every_command(own: Path, heading: str, label: str):
+    place = heading.split(",").index(label)
+    data = table("t.csv", heading, lambda row: [row % 2 if each == place else f"{row / 7:.3f}" for each in range(3)])
+    shown = crowdml("data", "show", data)
+    assert f"task new my-task.toml --data t.csv --label {label}\n" in shown.out
+    answer = crowdml("task", "new", "t.toml", "--data", data)
+    assert answer.code == 0, answer.err
+    assert find_task("t.toml").labels.classes == ("0", "1")
+    taken = f"t.csv: the labels were taken from column '{label}', by its name. Name another with --label."
+    assert (taken in " ".join(answer.out.split())) == (place < 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "looks"),
+    [
+        ("household_size", lambda row: row % 5, "feature"),
+        ("home_owner", lambda row: row % 2, "feature"),
+        ("person_id", lambda row: 1000 + row % 45, "device"),
+        ("userId", lambda row: row % 6, "device"),
+        ("person_id", lambda row: 1000 + 7 * row, "row id"),
+        ("id", lambda row: 1000 + 7 * row, "row id"),
+        ("number", lambda row: row + 1, "row id"),
+        ("income", lambda row: 1000 + 7 * row * row, "feature"),
+    ],
+)
+def test_a_column_that_numbers_rows_or_devices_is_named_before_it_is_a_feature(
+    own: Path, name: str, value: Callable[[int], int], looks: str
+):
+    data = table("t.csv", f"{name},a,label", lambda row: [value(row), f"{row / 7:.3f}", row % 2])
+    facts = crowdml("data", "show", data, "--json", "-").json
+    assert facts["columns"][0]["looks"] == looks
+    said = " ".join(crowdml("task", "new", "t.toml", "--data", data).out.split())
+    device = (
+        f"t.csv: column '{name}' looks like it says which device holds a row, and is used as a feature. Say --device "
+    )
+    assert (device in said) == (looks == "device")
+    assert (f"t.csv: column '{name}' looks like it numbers rows, and is used" in said) == (looks == "row id")
+    assert (f"leave it out: --ignore {name}." in said) == (looks != "feature")
+
+
+def test_whole_numbers_that_are_all_different_are_no_classes(own: Path):
+    data = table("t.csv", "a,b,n", lambda row: [f"{row / 7:.3f}", f"{row % 8 / 3:.3f}", 7 * row])
+    said = " ".join(crowdml("task", "new", "t.toml", "--data", data).out.split())
+    assert (
+        "t.csv: column 'n' holds 60 different whole numbers in 60 rows, so they are numbers to predict and no classes. "
+        "If they name classes, write them as texts"
+    ) in said
+    assert find_task("t.toml").classes is None
+    assert "'n' holds numbers" in crowdml("data", "show", data).out
+    data = table("few.csv", "a,b,n", lambda row: [f"{row / 7:.3f}", f"{row % 8 / 3:.3f}", row % 30])
+    crowdml("task", "new", "few.toml", "--data", data)
+    assert find_task("few.toml").classes == 30
+
+
+def test_a_stray_text_and_a_missing_value_are_shown_by_their_lines(own: Path):
+    def row(place: int) -> list[object]:
+        return ["tall" if place == 6 else f"{place / 7:.3f}", "" if place == 8 else place % 8 / 3, place % 2]
+
+    shown = " ".join(crowdml("data", "show", table("t.csv", "a,b,label", row)).out.split())
+    assert "1 value missing, in b (first: line 10). Fill them in" in shown
+    assert "Column 'a' holds a text among numbers (in 1 row, first: line 8). Write numbers there, or delete" in shown
+    assert shown.endswith("Next: crowdml task new my-task.toml --data t.csv --label label")
+    numbers = table("n.csv", "a,b,target", lambda row: [row % 3, row % 7, "tall" if row == 6 else f"{row / 7:.3f}"])
+    assert "'target' holds a text among numbers (in 1 row, first: line 8)" in crowdml("data", "show", numbers).out
+    assert "n.csv, line 8: column 'target' holds a text" in refused("task", "new", "t.toml", "--data", numbers)
+
+
+def test_a_label_of_no_class_is_refused_by_its_line_in_every_file(own: Path):
+    rows = (own / "own.csv").read_text().splitlines()
+    (own / "odd.csv").write_text("\n".join([*rows[:5], rows[5].replace("left", "up"), *rows[6:]]) + "\n")
+    args = ("simulate", "own.toml", "--ignore", "who", "--seed", "1", "--data")
+    why = "odd.csv, line 6: column 'side' has the label 'up', which is none of the task's: left, right (as in 1 of 200"
+    assert why in refused(*args, "odd.csv")
+    assert why in refused(*args, "own.csv", "--test", "odd.csv")
+    assert why in refused(*args, "own.csv", "--public", "odd.csv")
+
+
+def test_rows_outside_the_bounds_are_said_by_file_line_and_column(own: Path):
+    args = ("--data", "own.csv", "--ignore", "who", "--bounds", "-1.9,0.5")
+    shown = " ".join(crowdml("task", "new", "made.toml", *args).out.split())
+    assert "own.csv, line 3: a number is outside the bounds of its column (in " in shown
+    assert "which are named with --bounds -1.9,0.5. Most often it is column 'a' (" in shown
+    assert "Devices clip it to the bound: name wider bounds with --bounds" in shown
+    assert "is outside" not in Path("made.toml").read_text(), "a task's file tells nothing of rows"
+    quick = ("--protocols", "gram", "--masked", "--trials", "1", "--epsilon", "8", "--seed", "1")
+    assert "own.csv, line 3: a number is outside" in " ".join(crowdml("compare", *args, *quick).err.split())
+
+
+def test_bounds_that_erase_a_column_are_not_passed_over(own: Path):
+    Path("public.csv").write_text("a,b,side\n-1.5,0.25,left\n1.5,0.25,right\n")
+    said = " ".join(
+        crowdml(
+            "task", "new", "made.toml", "--data", "own.csv", "--ignore", "who", "--public", "public.csv"
+        ).out.split()
+    )
+    assert (
+        "public.csv: column 'b' has one value in all 2 rows, so its bounds are equal and devices would make 0" in said
+    )
 
 
 def test_a_table_is_shown_with_what_its_columns_look_like(own: Path):
@@ -176,7 +299,7 @@ def test_every_key_of_a_task_that_is_written_for_a_table_has_a_comment(
         return
     assert answer.code == 0, answer.err
     lines = Path("made.toml").read_text().splitlines()
-    without = [line for above, line in zip(lines, lines[1:], strict=False) if KEY.match(line) and above[:1] != "#"]
+    without = [line for above, line in pairwise(lines) if KEY.match(line) and above[:1] != "#"]
     assert not without
     assert "see its page" not in Path("made.toml").read_text()
 
@@ -229,10 +352,48 @@ def test_a_table_of_numbers_gets_a_task_that_predicts_a_number(own: Path):
         (("--ignore", "who", "--protocol", "trees"), "protocol = 'trees': choose one of"),
         (("--from", "activity"), "Name one of them"),
         (("--label", "sid"), "has no column 'sid' for --label. Did you mean 'side'?"),
+        (
+            ("--ignore", "who", "--bounds", "3,3"),
+            "--bounds 3,3: both bounds are 3, and a column within them says nothing",
+        ),
+        (("--ignore", "who", "--bounds", "flat.csv"), "flat.csv, line 2: both bounds are 3"),
+        (
+            ("--ignore", "who", "--test", "1.5"),
+            "--test 1.5: name a file, or a share of the rows between 0 and 1, such as",
+        ),
+        (
+            ("--ignore", "who", "--test", "some"),
+            "--test some: name a file, or a share of the rows between 0 and 1, such",
+        ),
+        (
+            ("--ignore", "who", "--test", "0.99"),
+            "own.csv has 200 rows, 2 without those to test on: too few for a crowd",
+        ),
     ],
 )
 def test_what_makes_no_task_is_refused_and_nothing_is_written(own: Path, args: tuple[str, ...], why: str):
     Path("short.csv").write_text("a,0,1\n")
     Path("odd.csv").write_text("aa,0,1\n")
+    Path("flat.csv").write_text("a,0,1\nb,3,3\n")
     assert why in refused("task", "new", "made.toml", "--data", "own.csv", *args)
     assert not Path("made.toml").exists()
+
+
+def test_options_for_a_table_are_refused_without_one(own: Path):
+    given = ("--epsilon", "0.01", "--label", "x", "--protocol", "gram", "--devices", "7")
+    said = refused("task", "new", "made.toml", *given)
+    assert (
+        "--protocol, --epsilon, --devices and --label fit a task to a table, and no table is named. Add --data" in said
+    )
+    assert "--masked fits a task to a table" in refused("task", "new", "made.toml", "--masked")
+    assert not Path("made.toml").exists()
+
+
+def test_a_comparison_of_too_few_rows_says_so(own: Path):
+    args = ("compare", "--data", "own.csv", "--ignore", "who", "--protocols", "gram", "--test")
+    assert "own.csv has 200 rows, 2 without those to test on: too few for a crowd, which has at least 5" in refused(
+        *args, "0.99"
+    )
+    rows = table("one.csv", "a,b,side", lambda row: [row % 3, row % 7 / 2, "left" if row else "right"])
+    args = ("compare", "--data", rows, "--protocols", "gram", "--seed", "1", "--test", "0.9")
+    assert "one.csv: 6 rows of one class are left besides those to test on" in refused(*args)

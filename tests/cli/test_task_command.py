@@ -68,14 +68,20 @@ def test_check_tells_whether_the_crowd_that_is_expected_is_too_small_for_the_pri
     ("devices", "held", "why"),
     [
         ("5", "14", "5 devices with 14 samples each: No round could end: each needs masking.minimum = 20 devices."),
-        ("25", "13", "25 devices with 13 samples each: No device could check in: a check-in takes 14 samples, and each"),
+        (
+            "25",
+            "13",
+            "25 devices with 13 samples each: No device could check in: a check-in takes 14 samples, and each",
+        ),
     ],
 )
 def test_check_says_first_where_nothing_could_ever_arrive(devices: str, held: str, why: str):
     args = ("task", "check", "digits-masked", "--devices", devices, "--held", held)
     said = " ".join(crowdml(*args).out.split())
     assert why in said
-    assert f"to at most {devices}; each device then adds more noise" in said or f"lower protocol.batch to {held}" in said
+    assert (
+        f"to at most {devices}; each device then adds more noise" in said or f"lower protocol.batch to {held}" in said
+    )
     assert "large enough" not in said
     assert why.partition(": ")[2] in crowdml(*args, "--json", "-").json["outlook"]
 

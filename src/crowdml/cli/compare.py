@@ -12,7 +12,7 @@ from crowdml.cli.numbers import Number, Whole
 from crowdml.cli.output import Report, json_option, make_table, plugin_option, size_text
 from crowdml.cli.tables import column_options, table_options
 from crowdml.errors import DataError
-from crowdml.texts import epsilon_text, number_text, one_line
+from crowdml.texts import count_text, epsilon_text, number_text, one_line
 
 if TYPE_CHECKING:
     from crowdml.datasets import Dataset
@@ -148,11 +148,17 @@ def _load(name: str, columns: Columns, bounds: str | None, seed: int) -> tuple[D
         x = data.x_public
         return data, {"bounds": (x.min(axis=0), x.max(axis=0)) if len(x) else None, "target": None}
     table = columns.table(name)
+    table.check_kept(columns.test)
     found = PublicFacts.of(table, columns.public, bounds)
     data = columns.split(table, seed)
+    if found.classes and len(set(data.y_train.tolist())) == 1:
+        raise DataError(
+            f"{name}: {count_text(len(data.y_train), 'row')} of one class are left besides those to test on, and a "
+            "classifier needs two classes. Take a smaller share with --test, or bring more rows."
+        )
     if found.classes:
         data = data.recoded(found.classes, (0.0, 0.0))
-    data = replace(data, remarks=(*data.remarks, *found.notes))
+    data = replace(data, remarks=(*data.remarks, *found.notes, *found.warnings))
     crowd = None if table.devices is None else table.crowd(test=columns.test)
     return data, {"bounds": (found.low, found.high), "target": found.ends, "crowd": crowd}
 

@@ -136,10 +136,16 @@ def _facts(found: TableFacts) -> list[str]:
     if found.device is not None:
         said.append(f"{found.device!r} names {found.devices:,} devices.")
     if found.missing:
-        gone = [one_line(column.name) for column in found.columns if column.missing]
+        gone = [f"{one_line(each.name)} (first: {each.first_missing})" for each in found.columns if each.missing]
         said.append(
             f"{count_text(found.missing, 'value')} missing, in {', '.join(gone[:5])}{' ...' * (len(gone) > 5)}. Fill "
             "them in, delete the rows, or leave the columns out."
+        )
+    for column in found.strays:
+        rows, texts = count_text(column.texts, "row"), "a text" if column.texts == 1 else "texts"
+        said.append(
+            f"Column {one_line(column.name)!r} holds {texts} among numbers (in {rows}, first: {column.first_text}). "
+            "Write numbers there, or delete the rows."
         )
     leave = found.looking("row id", "constant", "empty", "text", "category")
     if leave:

@@ -16,7 +16,7 @@ from crowdml.cli.tables import table_options
 from crowdml.cli.task import SHIPPED_DATA, naming, usual_data
 from crowdml.errors import DataError, TaskError
 from crowdml.task import find_task
-from crowdml.texts import epsilon_text, number_text
+from crowdml.texts import count_text, epsilon_text, number_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -324,7 +324,8 @@ def _load(task: Task, name: str | None, named: int | None, devices: int | None, 
     name = name or usual_data(task)
     if is_table(name):
         kind = "class" if task.classes else "number"
-        data = load(name, normalise="none", seed=seed, columns=replace(columns, kind=kind))
+        columns = replace(columns, kind=kind, classes=task.labels.classes)
+        data = load(name, normalise="none", seed=seed, columns=columns)
         data = data.recoded(task.labels.classes, task.labels.ends)
     elif task.labels.kind != "class":
         if name == "synthetic" or spec_of(name).classes:
@@ -348,9 +349,16 @@ def _load(task: Task, name: str | None, named: int | None, devices: int | None, 
             f"({', '.join(data.classes)}). Change labels.classes, or name other data."
         )
     if data.features != task.features.width:
+        many = "Leave columns out with --ignore" if data.features > task.features.width else "Leave fewer columns out"
         raise DataError(
-            f"task {task.name!r} takes rows of {task.features.width} numbers and data set {name!r} has "
-            f"{data.features} features. Change the task, or name other data."
+            f"task {task.name!r} takes rows of {count_text(task.features.width, 'number')} and data set {name!r} has "
+            f"{count_text(data.features, 'feature')}. {many if is_table(name) else 'Change features.dimension'}, or "
+            "name other data."
+        )
+    if is_table(name) and devices is not None and devices > (rows := len(data.y_train)):
+        raise DataError(
+            f"{name} has {count_text(rows, 'row')} for devices: too few for {devices:,} of them. Say --devices {rows} "
+            "or fewer."
         )
     if is_table(name) or task.features.low is not None:
         return data  # the simulator prepares rows as devices do
@@ -537,7 +545,7 @@ def _clipped(task: Task, data: Dataset) -> Generator[str]:
         yield (
             f"{data.name}: {int(beyond.any(axis=1).sum()):,} of {len(beyond):,} rows have a number outside "
             f"features.low and features.high, most often in column {name!r} ({int(beyond[:, most].sum()):,} rows). It "
-            "is clipped to the bound."
+            "is clipped to the bound. Name wider bounds in the task, if these are wrong."
         )
 
 

@@ -22,7 +22,11 @@ def column_options(columns: Columns) -> list[str]:
 def table_options() -> Callable[[Any], Any]:
     """Options that say what the columns of a table are, given to the command as `columns`."""
     options = [
-        click.option("--label", metavar="COLUMN", help="With a file: the column of labels. Default: the last one."),
+        click.option(
+            "--label",
+            metavar="COLUMN",
+            help="With a file: the column of labels. Default: by its name, or else the last one.",
+        ),
         click.option("--device", metavar="COLUMN", help="With a file: the column that says which device holds a row."),
         click.option(
             "--ignore", metavar="COLUMN", multiple=True, help="With a file: a column to leave out. Repeatable."

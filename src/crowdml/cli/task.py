@@ -311,7 +311,7 @@ def _moved(row: dict[str, Any]) -> str:
 @click.option("--bounds", metavar="LOW,HIGH|FILE", help="Public bounds of the columns: numbers, or a file.")
 @click.option("--protocol", metavar="NAME", help="With --data. Default: by the number of devices.")
 @click.option("--masked/--alone", default=None, help="With --data: masks, or none. Default: by the number of devices.")
-@click.option("--epsilon", type=Number(1e-6, 1e6), default=1.0, help="With --data: a sample's total. Default: 1.")
+@click.option("--epsilon", type=Number(1e-6, 1e6), metavar="E", help="With --data: a sample's total. Default: 1.")
 @click.option(
     "--delta", type=Number(1e-15, 1e-5), metavar="D", help="With --data. Default: 1e-6, or less for many rows."
 )
@@ -330,7 +330,7 @@ def new(
     bounds: str | None,
     protocol: str | None,
     masked: bool | None,
-    epsilon: float,
+    epsilon: float | None,
     delta: float | None,
     devices: int | None,
     json_path: str | None,
@@ -344,12 +344,21 @@ def new(
         raise OutputError(f"{path}: a task file ends in .toml.")
     if target.exists():
         raise OutputError(f"{path} is already there and was left as it is. Name another file, or delete it first.")
+    made = {"bounds": bounds, "protocol": protocol, "epsilon": epsilon, "delta": delta, "devices": devices}
     if data is not None:
         if like is not None:
             raise OutputError("--from copies a shipped task, and --data writes one for a table. Name one of them.")
-        made = {"bounds": bounds, "protocol": protocol, "epsilon": epsilon, "delta": delta, "devices": devices}
+        made["epsilon"] = 1.0 if epsilon is None else epsilon
         _new_for_table(report, target, data, columns, {**made, "masked": masked})
         return
+    given = [f"--{key}" for key, value in made.items() if value is not None] + column_options(columns)[::2]
+    given += [] if masked is None else ["--masked" if masked else "--alone"]
+    if given:
+        listed = " and ".join(filter(None, (", ".join(given[:-1]), given[-1])))
+        raise OutputError(
+            f"{listed} {'fits' if len(given) == 1 else 'fit'} a task to a table, and no table is named. Add --data "
+            "FILE, or leave that out and edit the file."
+        )
     like = like or "activity"
     if like not in shipped():
         near = did_you_mean(like, shipped())

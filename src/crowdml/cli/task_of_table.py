@@ -16,14 +16,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from crowdml.datasets.tables import Columns, Table
 from crowdml.errors import DataError, TaskError
-from crowdml.features import bounds_of
+from crowdml.features import bounds_of, outside
 from crowdml.protocols import find
 from crowdml.settings import describe
 from crowdml.shape import Shape
 from crowdml.suggest import fits, fitting_delta, prefers_masks, suggest
-from crowdml.task import Task, TaskBudget, parse
+from crowdml.task import Bound, Features, Task, TaskBudget, parse
 from crowdml.texts import count_text, did_you_mean, number_text, one_line
 
 MOST_MOMENTS = 500
@@ -32,6 +34,8 @@ UNCOVERED = "no ε covers what they reveal about its rows. Set others with --bou
 
 
 Ends = tuple[Fraction, Fraction]
+Sides = tuple[Fraction, ...]
+"""The lower or the upper bound of each column."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def task_of_table(
 ) -> Written:
     """A task for the table at this path. masked: the server hears sums alone; None: by the number of devices."""
     table = columns.table(path)
+    table.check_kept(columns.test)
     found = PublicFacts.of(table, columns.public, bounds)
     shape = Shape(len(table.names), len(found.classes) or None, *table.crowd(devices, columns.test))
     chosen = protocol or _protocol(shape, masked)
@@ -85,7 +90,7 @@ def task_of_table(
     text = _toml(task, why, [head, *notes])
     if parse(text) != task:
         raise TaskError(f"{path}: the task that fits it cannot be written as a file. Please report this.")
-    return Written(task, text, notes)
+    return Written(task, text, (*notes, *found.warnings))
 
 
 # --- what is public ---
@@ -104,6 +109,8 @@ class PublicFacts:
     classes_source: str
     notes: tuple[str, ...]
     """What no epsilon covers."""
+    warnings: tuple[str, ...] = ()
+    """What the bounds clip or erase. It tells of rows, so no task file has it."""
 
     @classmethod
     def of(cls, table: Table, public: str | None, bounds: str | None) -> PublicFacts:
@@ -127,6 +134,9 @@ class PublicFacts:
             source = f"the smallest and largest values in {rows.path}"
             if other is None:
                 notes.append(f"The bounds of the columns are the smallest and largest values in the table: {UNCOVERED}")
+        warnings = _outside(table, low, high, source)
+        if other is not None and bounds is None:
+            warnings += _erased(table, other, low, high)
         if table.kind == "class":
             ends = None
         elif ends is None:
@@ -134,7 +144,32 @@ class PublicFacts:
             ends = least, largest
             if other is None:
                 notes.append(f"The bounds of the labels are the smallest and largest label in the table: {UNCOVERED}")
-        return cls(low, high, classes, ends, source, from_rows, tuple(notes))
+        return cls(low, high, classes, ends, source, from_rows, tuple(notes), tuple(warnings))
+
+
+def _outside(table: Table, low: Sides, high: Sides, source: str) -> list[str]:
+    """A sentence where numbers of the table lie outside the bounds of its columns."""
+    features = Features(len(table.names), Bound("l2"), low=low, high=high)
+    beyond = outside(features, table.x)
+    if not beyond.any():
+        return []
+    most = int(beyond.sum(axis=0).argmax())
+    return [
+        f"{table.path}, {table.place(int(beyond.any(axis=1).argmax()))}: a number is outside the bounds of its column "
+        f"(in {int(beyond.any(axis=1).sum()):,} of {len(table):,} rows), which are {source}. Most often it is column "
+        f"{one_line(table.names[most])!r} ({count_text(int(beyond[:, most].sum()), 'row')}). Devices clip it to the "
+        "bound: name wider bounds with --bounds, if these are wrong."
+    ]
+
+
+def _erased(table: Table, other: Table, low: Sides, high: Sides) -> list[str]:
+    """A sentence for each column of the table whose bounds leave no room, for the public rows have one value in it."""
+    held = [place for place in range(len(table.names)) if low[place] == high[place] and np.ptp(table.x[:, place])]
+    return [
+        f"{other.path}: column {one_line(table.names[place])!r} has one value in all {len(other):,} rows, so its "
+        f"bounds are equal and devices would make 0 of it. Leave it out with --ignore, or name bounds with --bounds."
+        for place in held
+    ]
 
 
 def given_bounds(table: Table, bounds: str) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...], Ends | None]:
@@ -176,6 +211,11 @@ def _pair(fields: list[str], where: str) -> tuple[Fraction, Fraction]:
         low, high = (read_exact(each.strip()) for each in fields)
     except ValueError:
         raise DataError(f"{where}: name two numbers, the lower bound first, such as 0,100, or a file.") from None
+    if low == high:
+        raise DataError(
+            f"{where}: both bounds are {float(low):g}, and a column within them says nothing. Name two different "
+            "numbers, the lower bound first, or leave the column out of the table: --ignore."
+        )
     if low > high:
         raise DataError(f"{where}: the lower bound {float(low):g} is above the upper bound {float(high):g}. Swap them.")
     return low, high

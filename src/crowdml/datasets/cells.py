@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,6 +49,8 @@ class Cells:
     """Columns as they were written, where that is kept: `01` and `1` are two names."""
     whose: str | None = None
     """The column that says who holds a row, where the file's own names tell: `devices` or `groups` of an NPZ file."""
+    label: int | None = None
+    """The column of labels, where the file's own names tell: `y` of an NPZ file."""
     mark: str = ","
     """What separates the fields of a text file."""
     tested: Cells | None = None
@@ -59,7 +61,7 @@ class Cells:
         return len(self.numbers)
 
     def place(self, row: int) -> str:
-        return f"row {row + 1:,}" if self.first_line is None else f"line {row + self.first_line:,}"
+        return place_of(row, self.first_line)
 
     def missing(self, column: int) -> NDArray[np.bool_]:
         """[n]: where a column has neither a number nor a text."""
@@ -95,12 +97,17 @@ class Cells:
         return [texts.get(row, "") if value != value else _name(value) for row, value in enumerate(numbers)]
 
 
+def place_of(row: int, first_line: int | None) -> str:
+    """Where a row stands: by its line in a text file whose first row is in this line, else by its number from 1."""
+    return f"row {row + 1:,}" if first_line is None else f"line {row + first_line:,}"
+
+
 def _name(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def read_cells(path: Path, exact: Collection[str]) -> Cells:
-    """The cells of a file. `exact`: columns that are kept as they were written; the last one is always."""
+def read_cells(path: Path, exact: Callable[[str], bool]) -> Cells:
+    """The cells of a file. `exact`: whether a column of this name is kept as it was written; the last one always is."""
     name = path.name.lower()
     if not name.endswith(SUFFIXES):
         raise DataError(f"{path} does not end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: these are read.")
@@ -119,7 +126,7 @@ def read_cells(path: Path, exact: Collection[str]) -> Cells:
         raise DataError(f"{path} cannot be read: {why}.") from None
 
 
-def _read_csv(path: Path, file: BinaryIO, exact: Collection[str]) -> Cells:
+def _read_csv(path: Path, file: BinaryIO, exact: Callable[[str], bool]) -> Cells:
     head = file.read(4096)
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} is text in UTF-16. Save the table as CSV in UTF-8.")
@@ -133,7 +140,7 @@ def _read_csv(path: Path, file: BinaryIO, exact: Collection[str]) -> Cells:
     named = looks_like_heading("csv", first)
     names = _checked_names(str(path), heading) if named else [str(place + 1) for place in range(len(heading))]
     width, numbers, kept = len(names), array("d"), {len(names) - 1: list[str]()}
-    kept |= {names.index(name): list[str]() for name in exact if name in names}
+    kept |= {place: list[str]() for place, name in enumerate(names) if exact(name)}
     texts: dict[int, dict[int, str]] = {}
     count, blank = 0, 0
     for number, line in _with_first(lines, None if named else first):
@@ -245,7 +252,7 @@ def _read_npz(path: Path) -> Cells:
     columns = {name: held[name] for name in (whose, y) if name is not None}
     names = held.get("feature_names")
     cells = _from_arrays(str(path), held[x], names, columns)
-    cells.whose = whose
+    cells.whose, cells.label = whose, len(cells.names) - 1
     if "x_test" in held and "y_test" in held:
         cells.tested = _from_arrays(f"{path}, x_test", held["x_test"], names, {y: held["y_test"]})
     return cells

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,13 +9,8 @@ from typing import Literal
 import numpy as np
 
 from crowdml.datasets.cells import Cells, read_cells
-from crowdml.datasets.tables import MOST_CLASSES
-
-Look = Literal["label", "device", "row id", "constant", "empty", "category", "text", "feature"]
-LABELS = re.compile(r"(?i)(label|target|class|y|outcome|diagnosis|species|category)")
-DEVICES = re.compile(r"(?i).*(device|user|person|subject|patient|participant|client|owner|household|site|who).*")
-FEWEST = 10
-"""Rows below which a column of different values need not be an id."""
+from crowdml.datasets.looks import Look, different, is_label, likely_label, look
+from crowdml.datasets.tables import kind_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +23,10 @@ class ColumnFacts:
     """How many different ones there are."""
     missing: int
     texts: int
+    first_missing: str | None
+    """Where its first missing value stands: "line 8"; None where none is missing."""
+    first_text: str | None
+    """Where its first text stands; None where it has none."""
     low: float | None
     high: float | None
 
@@ -52,6 +50,12 @@ class TableFacts:
     def missing(self) -> int:
         return sum(column.missing for column in self.columns)
 
+    @property
+    def strays(self) -> list[ColumnFacts]:
+        """Columns of numbers with a few texts among them, which somebody has to mend."""
+        numbers = ("feature", "label") if self.kind == "number" else ("feature",)
+        return [column for column in self.columns if column.texts and column.looks in numbers]
+
     def looking(self, *looks: Look) -> list[str]:
         """The names of columns that look like one of these."""
         return [column.name for column in self.columns if column.looks in looks]
@@ -59,14 +63,12 @@ class TableFacts:
 
 def described(path: str | Path) -> TableFacts:
     """What stands in a table: its columns, which of them are likely labels and devices, and what is missing."""
-    cells = read_cells(Path(path), ())
-    label = next((place for place, name in enumerate(cells.names) if LABELS.fullmatch(name)), len(cells.names) - 1)
-    columns = [_column(cells, place, is_label=place == label) for place in range(len(cells.names))]
+    cells = read_cells(Path(path), is_label)
+    label = cells.label if cells.label is not None else likely_label(cells.names, range(len(cells.names)))
+    columns = [_column(cells, place, labels=place == label) for place in range(len(cells.names))]
     device = next((place for place, column in enumerate(columns) if column.looks == "device"), None)
     values, counts = np.unique(cells.written(label), return_counts=True)
-    numbers = cells.numbers[:, label]
-    whole = not cells.texts.get(label) and bool((numbers == np.floor(numbers)).all())
-    kind = "class" if cells.texts.get(label) or (whole and len(values) <= MOST_CLASSES) else "number"
+    kind = kind_of(cells.written(label))
     order = counts.argsort(kind="stable")[::-1]
     return TableFacts(
         str(path),
@@ -81,23 +83,18 @@ def described(path: str | Path) -> TableFacts:
     )
 
 
-def _column(cells: Cells, place: int, *, is_label: bool) -> ColumnFacts:
-    name, numbers, texts = cells.names[place], cells.numbers[:, place], cells.texts.get(place, {})
-    there, missing = numbers[~np.isnan(numbers)], int(cells.missing(place).sum())
-    values = len(np.unique(there)) + len(set(texts.values()))
-    whole = bool((there == np.floor(there)).all())
-    looks: Look = "feature"
-    if missing == cells.rows:
-        looks = "empty"
-    elif is_label:
-        looks = "label"
-    elif values == 1:
-        looks = "constant"
-    elif DEVICES.fullmatch(name) and values <= cells.rows // 2 and whole:
-        looks = "device"
-    elif values == cells.rows >= FEWEST and (len(texts) == cells.rows or (whole and not texts)):
-        looks = "row id"
-    elif texts:
-        looks = "category" if values <= MOST_CLASSES and len(texts) + missing == cells.rows else "text"
+def _column(cells: Cells, place: int, *, labels: bool) -> ColumnFacts:
+    numbers, texts, gone = cells.numbers[:, place], cells.texts.get(place, {}), cells.missing(place)
+    there = numbers[~np.isnan(numbers)]
     low, high = (float(there.min()), float(there.max())) if len(there) else (None, None)
-    return ColumnFacts(name, looks, values, missing, len(texts), low, high)
+    return ColumnFacts(
+        cells.names[place],
+        "label" if labels and not gone.all() else look(cells, place),
+        different(cells, place),
+        int(gone.sum()),
+        len(texts),
+        cells.place(int(gone.argmax())) if gone.any() else None,
+        cells.place(min(texts)) if texts else None,
+        low,
+        high,
+    )

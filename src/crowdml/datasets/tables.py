@@ -19,8 +19,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crowdml.datasets.cells import SUFFIXES, Cells, number_of, read_cells
+from crowdml.datasets.cells import SUFFIXES, Cells, number_of, place_of, read_cells
 from crowdml.datasets.dataset import Dataset, frozen
+from crowdml.datasets.looks import FEWEST, MOST_CLASSES, is_label, likely_label, look
+from crowdml.datasets.populations import FEWEST as FEWEST_DEVICES
 from crowdml.datasets.populations import usual_devices, usually_held
 from crowdml.errors import DataError
 from crowdml.texts import count_text, one_line
@@ -28,8 +30,6 @@ from crowdml.texts import count_text, one_line
 Kind = Literal["class", "number"]
 NO_LABEL = frozenset(("", "na", "n/a", "nan", "?"))
 """Texts that stand for a label that is not there, in lower case: "none" and "null" may be names of classes."""
-MOST_CLASSES = 100
-"""A column with more whole numbers than these is a column of numbers, unless somebody says that it names classes."""
 FEW_TEXTS = 20
 """A column of texts with no more different ones than these is a category: a refusal shows some of them."""
 LARGEST = 1e30
@@ -49,6 +49,8 @@ class Columns:
     test: str | None = None
     """A file, or a share of the rows as it was written: 0.2."""
     public: str | None = None
+    classes: tuple[str, ...] = ()
+    """The classes of a task, where there is one: a label of no class is refused."""
 
     def table(self, path: str) -> Table:
         return read_table(path, label=self.label, device=self.device, ignore=self.ignore, kind=self.kind)
@@ -60,8 +62,17 @@ class Columns:
     def split(self, table: Table, seed: int | None) -> Dataset:
         """This table in its splits."""
         test = self.test
-        share = None if test is None or is_table(test) else number_of(test)
-        return table.dataset(test=test if share is None else share, public=self.public, seed=seed)
+        share = None if test is None or is_table(test) else share_of(test)
+        test = test if share is None else share
+        return table.dataset(test=test, public=self.public, seed=seed, classes=self.classes)
+
+
+def share_of(text: str) -> float:
+    """The share of the rows that `--test` names."""
+    share = number_of(text)
+    if not 0 < share < 1:
+        raise DataError(f"--test {one_line(text)}: name a file, or a share of the rows between 0 and 1, such as 0.2.")
+    return share
 
 
 def is_table(name: str) -> bool:
@@ -92,19 +103,30 @@ class Table:
     """Sentences about what looks wrong and was read all the same."""
     tested: Table | None = None
     """The rows for tests that the file itself has."""
+    first_line: int | None = None
+    """The line of the first row, of a text file; None where rows are counted from 1."""
 
     def __len__(self) -> int:
         return len(self.y)
 
     def dataset(
-        self, *, test: str | float | None = None, public: str | None = None, seed: int | None = None
+        self,
+        *,
+        test: str | float | None = None,
+        public: str | None = None,
+        seed: int | None = None,
+        classes: tuple[str, ...] = (),
     ) -> Dataset:
         """The table in three splits, its features as they were read.
 
         test: a file of the same columns, or the share of the rows that are held out, drawn by `seed` (a fifth without
-        it). public: a file with rows that nobody of the crowd holds.
+        it). public: a file with rows that nobody of the crowd holds. classes: those of a task, if there is one: a label
+        that is none of them is refused by its row.
         """
+        self._check_labels(classes)
         other = None if public is None else self.like(public)
+        if other is not None:
+            other._check_labels(classes)
         if isinstance(test, str):
             train, held = self, self.like(test)
             how = f"tested on {len(held):,} rows of {test}"
@@ -114,11 +136,12 @@ class Table:
         else:
             train, held = self._split(HELD_OUT if test is None else test, seed)
             how = f"tested on {len(held):,} of its rows, drawn by the seed, that no device holds"
+        held._check_labels(classes)
         empty = train.x[:0], train.y[:0]
         x_public, y_public = empty if other is None else (other.x, other.y)
         parts = [train.y, held.y, y_public]
-        classes = _sorted({name for part in parts for name in part.tolist()}) if self.kind == "class" else ()
-        y_train, y_test, y_public = (_coded(part, classes) for part in parts)
+        there = _sorted({name for part in parts for name in part.tolist()}) if self.kind == "class" else ()
+        y_train, y_test, y_public = (_coded(part, there) for part in parts)
         groups = None
         if train.devices is not None:
             groups = np.unique(train.devices, return_inverse=True)[1].astype(np.int32)
@@ -131,21 +154,51 @@ class Table:
             y_test=frozen(y_test),
             x_public=frozen(x_public),
             y_public=frozen(y_public),
-            classes=classes,
+            classes=there,
             groups=groups,
             names=self.names,
             remarks=self.notes,
             note=f"{self.path}, {len(train):,} rows on devices; {how}.",
         )
 
+    def _check_labels(self, classes: tuple[str, ...]) -> None:
+        """Refuse a label that is none of these classes, which are found by name, or else by place."""
+        there = set(self.classes)
+        if self.kind != "class" or not classes or there <= set(classes):
+            return
+        if all(name.isdecimal() and int(name) < len(classes) for name in there):
+            return
+        strange = np.flatnonzero([name not in classes for name in self.y.tolist()])
+        raise DataError(
+            f"{self.path}, {self.place(int(strange[0]))}: column {one_line(self.label)!r} has the label "
+            f"{one_line(str(self.y[strange[0]]))!r}, which is none of the task's: {', '.join(map(one_line, classes))} "
+            f"(as in {len(strange):,} of {len(self):,} rows). Mend the file, change labels.classes in the task, or "
+            "name another --label."
+        )
+
+    def place(self, row: int) -> str:
+        """Where a row stands in the file: 'line 8'."""
+        return place_of(row, self.first_line)
+
     def kept(self, test: str | None) -> int:
         """How many rows there are besides those to test on."""
         return len(self) - round(self._share(test) * len(self))
 
+    def check_kept(self, test: str | None) -> None:
+        """Refuse a table that leaves too few rows for a crowd, besides those to test on."""
+        rows = self.kept(test)
+        if rows < FEWEST_DEVICES:
+            kept = "" if rows == len(self) else f", {rows:,} without those to test on"
+            less = "Bring more rows" if rows == len(self) else "Take a smaller share with --test, or bring more rows"
+            raise DataError(
+                f"{self.path} has {count_text(len(self), 'row')}{kept}: too few for a crowd, which has at least "
+                f"{FEWEST_DEVICES} devices. {less}."
+            )
+
     def _share(self, test: str | None) -> float:
         if test is None:
             return HELD_OUT if self.tested is None else 0.0
-        return 0.0 if is_table(test) else number_of(test)
+        return 0.0 if is_table(test) else share_of(test)
 
     def crowd(self, devices: int | None = None, test: str | None = None) -> tuple[int, int]:
         """How many devices hold the rows besides those to test on, and how many rows most of them hold at least.
@@ -170,7 +223,7 @@ class Table:
 
     def like(self, path: str) -> Table:
         """Another file with these features and labels; its other columns are left out."""
-        return _same_columns(read_cells(Path(path), [self.label]), self)
+        return _same_columns(read_cells(Path(path), lambda name: name == self.label), self)
 
     def _split(self, share: float, seed: int | None) -> tuple[Table, Table]:
         if seed is None:
@@ -231,17 +284,21 @@ def read_table(
     ignore: Collection[str] = (),
     kind: Kind | None = None,
 ) -> Table:
-    """Read a table. label: the column of labels; without it the last one. device: the column that says who holds a row.
+    """Read a table. label: the column of labels; without it the one that is called so, or the last one (`looks`).
+    device: the column that says who holds a row.
 
     ignore: columns that are no features. kind: what the labels are, where the caller knows; else texts and a few whole
     numbers are classes.
     """
-    cells = read_cells(Path(path), [name for name in (label, device) if name is not None])
+    cells = read_cells(Path(path), lambda name: name in (label, device) or (label is None and is_label(name)))
     device = cells.whose if device is None else device
     out = {cells.column(name, "--ignore") for name in ignore}
     out |= set() if device is None else {cells.column(device, "--device")}
     left = [place for place in range(len(cells.names)) if place not in out]
-    target = cells.column(label, "--label") if label is not None else left[-1] if left else -1
+    if label is not None:
+        target = cells.column(label, "--label")
+    else:
+        target = cells.label if cells.label in left else likely_label(cells.names, left) if left else -1
     columns = [place for place in left if place != target]
     if not columns:
         raise DataError(f"{path} has a column of labels and no features. Add columns, or name fewer to --ignore.")
@@ -257,7 +314,9 @@ def read_table(
             "predict. Name another --label."
         )
     tested = None if cells.tested is None else _same_columns(cells.tested, found)
-    return dataclasses.replace(found, notes=tuple(_constants(cells, columns)), tested=tested)
+    notes = (*_on_label(cells, found, target, left, named=label is not None, kind=kind), *_constants(cells, columns))
+    notes += tuple(_on_features(cells, columns, device))
+    return dataclasses.replace(found, notes=notes, tested=tested)
 
 
 def _same_columns(cells: Cells, like: Table) -> Table:
@@ -274,13 +333,24 @@ def _table(cells: Cells, columns: Sequence[int], target: int, device: str | None
     names = tuple(cells.names[place] for place in columns)
     devices = None if device is None else np.asarray(_holders(cells, cells.column(device, "--device")))
     x = cells.numbers[:, columns].astype(np.float32)
-    return Table(cells.path, names, x, y, cells.names[target], kind, classes, devices, device)
+    label = cells.names[target]
+    return Table(cells.path, names, x, y, label, kind, classes, devices, device, first_line=cells.first_line)
+
+
+def _option(option: str, name: str) -> str:
+    """An option as it is typed."""
+    return f"{option} {name!r}" if " " in name else f"{option} {name}"
 
 
 def _refuse_cells(cells: Cells, column: int) -> None:
     """Refuse a column of features that holds a text, no value, or a number without end; by its first such row."""
     name, texts = one_line(cells.names[column]), cells.texts.get(column, {})
-    without = f"or leave the column out: --ignore {name!r}" if " " in name else f"or leave it out: --ignore {name}"
+    without = f"or leave {'the column' if ' ' in name else 'it'} out: {_option('--ignore', name)}"
+    if texts and look(cells, column) == "device":
+        raise DataError(
+            f"{cells.path}, {cells.place(min(texts))}: column {name!r} holds texts and looks like it says which device "
+            f"holds a row. Say {_option('--device', name)}, {without}."
+        )
     if texts:
         common = Counter(texts.values()).most_common()
         some = "texts" if len(common) > 1 else "a text"
@@ -317,9 +387,7 @@ def _labels(cells: Cells, column: int, kind: Kind | None) -> tuple[NDArray[Any],
     values = [number_of(text) for text in written]
     texts = [row for row, value in enumerate(values) if not math.isfinite(value)]
     broken = [row for row, value in enumerate(values) if math.isfinite(value) and not value.is_integer()]
-    if kind is None:
-        few = len(set(written)) <= MOST_CLASSES
-        kind = "class" if texts or (few and not broken) else "number"
+    kind = kind or kind_of(written)
     if kind == "number" and texts:
         raise DataError(
             f"{cells.path}, {cells.place(texts[0])}: column {name!r} holds a text, and the task predicts a number. "
@@ -333,6 +401,22 @@ def _labels(cells: Cells, column: int, kind: Kind | None) -> tuple[NDArray[Any],
     return (np.asarray(values) if kind == "number" else np.asarray(written)), kind
 
 
+def kind_of(written: Sequence[str]) -> Kind:
+    """What labels are where nobody says it: texts name classes, and so do a few whole numbers that come again.
+
+    Whole numbers of which most stand in one row alone are numbers, as are others with a stray text among them.
+    """
+    there = [text for text in written if text.strip().lower() not in NO_LABEL]
+    values = [number_of(text) for text in there]
+    numbers = {value for value in values if math.isfinite(value)}
+    texts = sum(not math.isfinite(value) for value in values)
+    broken = any(not value.is_integer() for value in numbers)
+    if texts:
+        return "number" if (broken or len(numbers) > MOST_CLASSES) and 2 * texts <= len(there) else "class"
+    most = MOST_CLASSES if len(there) < FEWEST else min(MOST_CLASSES, len(there) // 2)
+    return "number" if broken or len(set(there)) > most else "class"
+
+
 def _holders(cells: Cells, column: int) -> list[str]:
     written = cells.written(column)
     if "" in written:
@@ -341,6 +425,40 @@ def _holders(cells: Cells, column: int) -> list[str]:
             "whose the row is. Fill it in, or delete the row."
         )
     return written
+
+
+def _on_label(
+    cells: Cells, found: Table, target: int, left: Sequence[int], *, named: bool, kind: Kind | None
+) -> Iterator[str]:
+    """What was decided about the labels, where it is not plain."""
+    name = one_line(found.label)
+    if not named and target != left[-1]:
+        yield f"{cells.path}: the labels were taken from column {name!r}, by its name. Name another with --label."
+    whole = found.kind == "number" and bool((found.y == np.floor(found.y)).all())
+    values = len(set(found.y.tolist())) if whole and kind is None else MOST_CLASSES + 1
+    if values <= MOST_CLASSES:
+        yield (
+            f"{cells.path}: column {name!r} holds {values} different whole numbers in {count_text(len(found), 'row')}, "
+            "so they are numbers to predict and no classes. If they name classes, write them as texts, such as "
+            "'class 7'; if they number the rows, name another --label."
+        )
+
+
+def _on_features(cells: Cells, columns: Sequence[int], device: str | None) -> Iterator[str]:
+    """Features that look like something else, and are used all the same."""
+    for place in columns:
+        name, found = one_line(cells.names[place]), look(cells, place)
+        out = f"leave it out: {_option('--ignore', name)}"
+        if found == "device" and device is None:
+            yield (
+                f"{cells.path}: column {name!r} looks like it says which device holds a row, and is used as a feature. "
+                f"Say {_option('--device', name)}, or {out}."
+            )
+        elif found in ("device", "row id"):
+            yield (
+                f"{cells.path}: column {name!r} looks like it numbers {'rows' if found == 'row id' else 'devices'}, "
+                f"and is used as a feature. If it says nothing of the label, {out}."
+            )
 
 
 def _constants(cells: Cells, columns: Sequence[int]) -> Iterator[str]:
