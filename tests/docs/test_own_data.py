@@ -18,6 +18,8 @@ from test_pages import COMMANDS
 OWN = [next(page for page in PAGES if page.name == name) for name in OWN_DATA]
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 ACCURACY = re.compile(r"^  ?(\w+) +(0\.\d{3})\b", re.MULTILINE)
+SENT = re.compile(r"^  ?(\w+) +0\.\d{3} .* ([\d.]+ (?:bytes|kB|MB)) +(\d+) +[\d.]+ *$", re.MULTILINE)
+"""A protocol in a comparison, the bytes that it sends and its rounds."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,9 @@ def test_the_commands_of_a_page_lead_from_a_table_to_ninety_percent(page: Page, 
             told, found = ACCURACY.findall(shown), ACCURACY.findall(printed)
             for (name, on_page), (_, here) in zip(reversed(told), reversed(found), strict=False):
                 assert abs(float(on_page) - float(here)) < 0.05, f"{command}: {name} is {here}, not {on_page}"
+            sent = SENT.findall(printed)
+            for line in SENT.findall(shown):
+                assert line in sent, f"{page.name}:{block.line}: {line} is none of {sent}"
             if "--data patients.csv" in command and found:
                 best.append(max(float(value) for _, value in found))
     assert best
