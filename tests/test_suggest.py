@@ -17,7 +17,8 @@ from crowdml.protocols import find, settled
 from crowdml.protocols.sgd import plan
 from crowdml.shape import pushed
 from crowdml.sim.studies import simulate
-from crowdml.suggest import Shape, _within, fits, noise_of, outlook, suggest
+from crowdml.suggest import Shape, _within, assumed, fits, has_fleet_time, noise_of, outlook, suggest
+from crowdml.task import find_task, shipped
 
 SHAPES = {
     "few": Shape(features=4, classes=3, devices=12, held=9),
@@ -176,3 +177,9 @@ def test_every_protocol_learns_numbers_whose_mean_is_far_from_zero(protocol):
     task = suggest(shape, protocol=protocol, epsilon=10.0, masked=True)
     study = simulate(task, x[:2000], y[:2000], devices=20, test=(x[2000:], y[2000:]), seed=1, points=1, engine="events")
     assert study.scores[0] > 0.6
+
+
+def test_a_simulation_names_the_fleets_world_where_it_has_one():
+    assert [name for name in shipped() if not has_fleet_time(find_task(name))] == ["traffic"]
+    assert "--world" not in assumed(find_task("traffic"))
+    assert "rounds follow one another and messages are never late" in assumed(find_task("robust-digits"))

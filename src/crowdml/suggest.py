@@ -16,6 +16,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from crowdml.channels import Channel
 from crowdml.errors import TaskError
 from crowdml.price import Price
 from crowdml.privacy.losses import exact
@@ -328,3 +329,33 @@ def outlook(task: Task, shape: Shape) -> Outlook | None:
         noise,
         enough,
     )
+
+
+# --- what a simulation assumes ---
+
+
+def has_fleet_time(task: Task) -> bool:
+    """Whether the simulator has the timing of a live fleet for this task (`--world fleet`)."""
+    found = find(task)
+    several = task.masking is not None and found.gathers(task) is not None
+    return found.channel(task) is not Channel.RELAYED and not several
+
+
+def assumed(task: Task, *, world: str | None = None, delay: str = "0", dropout: float = 0.0) -> str:
+    """What a simulation of a task assumes of the crowd's timing, and how to find out what a live one does."""
+    if world is not None:
+        return (
+            "Assumed: the timing of one `crowdml fleet`, whose devices check in together. Devices of their own come "
+            "one by one. Pilot with a few of them before you rely on it."
+        )
+    late = "messages are never late" if delay == "0" else f"each message takes --delay {delay}, counted in samples"
+    if task.masking is None and find(task).gathers(task) is None:
+        newest = ", each with the newest weights" if delay == "0" else ""
+        said = f"Assumed: devices check in one by one{newest}, and {late}."
+    else:
+        lost = "and nobody drops out" if not dropout else f"and {100 * dropout:g} % of each drop out"
+        said = f"Assumed: rounds follow one another{', ' if task.masking else ' and '}{late}"
+        said += f", {lost}." if task.masking is not None else "."
+    if not has_fleet_time(task):
+        return f"{said} Pilot with `crowdml fleet` before you rely on it."
+    return f"{said} A live crowd may do worse: try --world fleet, then pilot with `crowdml fleet`."

@@ -98,6 +98,7 @@ def test_a_run_without_noise_says_null_and_not_infinity(tmp_path: Path):
     found = crowdml("simulate", str(path), "--data", "digits012", "--seed", "1", "--json", "-").json
     assert found["epsilon_sample"] is None
     assert found["accuracy"] > 0.9
+    assert found["assumed"] is None, "no device takes part in it"
 
 
 def test_data_lists_every_data_set():
@@ -250,3 +251,34 @@ def test_a_verdict_stands_beside_the_accuracy_and_an_outlook_before_the_run():
 def test_the_command_takes_a_world_or_a_delay():
     assert "leave out either" in refused("simulate", "digits", "--world", "fleet", "--delay", "5", "--devices", "5")
     assert "--world do not go" in refused("simulate", "traffic", "--world", "fleet")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ("digits012",),
+            "devices check in one by one, each with the newest weights, and messages are never late. A live",
+        ),
+        (
+            ("digits012", "--delay", "100"),
+            "devices check in one by one, and each message takes --delay 100, counted in",
+        ),
+        (
+            ("digits-masked",),
+            "rounds follow one another, messages are never late, and nobody drops out. A live crowd may",
+        ),
+        (("digits-masked", "--dropout", "0.1"), "messages are never late, and 10 % of each drop out. A live crowd may"),
+    ],
+)
+def test_what_a_simulation_assumes_is_said_under_the_accuracy(args: tuple[str, ...], said: str):
+    answer = " ".join(crowdml("simulate", *args, "--seed", "1").out.split())
+    assert said in answer
+    assert "try --world fleet, then pilot with `crowdml fleet`." in answer
+
+
+def test_a_simulated_fleet_says_what_it_assumes_in_its_result():
+    found = crowdml("simulate", "digits012", "--seed", "1", "--world", "fleet", "--json", "-").json
+    assert found["world"] == "fleet"
+    assert "the timing of one `crowdml fleet`, whose devices check in together" in found["assumed"]
+    assert crowdml("simulate", "digits012", "--seed", "1", "--json", "-").json["world"] is None

@@ -64,6 +64,7 @@ def test_a_table_is_simulated_in_a_process_of_its_own_and_nothing_of_it_stays(
     assert run.result["data"] == "own.csv"
     assert run.result["devices"] == 16
     assert run.result["accuracy"] > 0.8
+    assert run.result["world"] == "fleet"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -154,6 +154,7 @@ def simulate(
     tested = cast("Samples", study.test)  # as devices prepare rows
     curve = (study.accuracy if found.classes else study.r2)(tested.x, tested.y)
     result = {**_result(found, data, study, curve, study.seed, kind, passes), "outlook": expected}
+    result |= {"world": world, "assumed": _assumed(found, world, delay, dropout)}
     if attackers is not None:
         result["liars"] = {"devices": attackers.count(study.population.devices), "attack": attackers.attack}
     _show(report, found, data, study, result)
@@ -168,6 +169,16 @@ def _outlook(task: Task, data: Dataset, devices: int) -> str | None:
     shape = expected_crowd(task, devices, max(1, len(data.y_train) // devices))
     told = shape and outlook(task, shape)
     return told and told.sentence
+
+
+def _assumed(task: Task, world: str | None, delay: str, dropout: float) -> str | None:
+    """What the run assumes of the crowd's timing; None of a task that no device takes part in."""
+    from crowdml.protocols import refusal, settled
+    from crowdml.suggest import assumed
+
+    if task.as_published or task.privacy.mechanism == "none" or refusal(settled(task)) is not None:
+        return None
+    return assumed(task, world=world, delay=delay, dropout=dropout)
 
 
 def _marked(report: Report, task: Task, result: dict[str, Any]) -> dict[str, Any]:
@@ -491,6 +502,8 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
     table.add_row("seconds", f"{study.seconds:.1f}")
     report.print(table)
     report.print(result["verdict"]["sentence"])
+    if result["world"] is None and result["assumed"] is not None:
+        report.print(result["assumed"])
     if task.stop.error is not None:
         report.print(
             "The ε above are those of the plan: every check-in that samples, passes and stop.steps allow. stop.error "

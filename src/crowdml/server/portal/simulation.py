@@ -27,6 +27,7 @@ from crowdml.datasets import NAMES, catalogue, is_table
 from crowdml.datasets.cells import SUFFIXES
 from crowdml.errors import FormError
 from crowdml.protocols import find
+from crowdml.suggest import has_fleet_time
 from crowdml.task import Task, parse
 from crowdml.texts import count_text, hidden_control
 
@@ -186,7 +187,8 @@ class Simulations:
 
     async def _process(self, run: Simulation, file: str, folder: str, cancel: asyncio.Event) -> None:
         asked = run.asked
-        many = [] if asked.devices is None else ["--devices", str(asked.devices)]
+        timing = ["--world", "fleet"] if has_fleet_time(parse(Path(file).read_text(encoding="utf-8"))) else []
+        many = [*timing, *([] if asked.devices is None else ["--devices", str(asked.devices)])]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "crowdml.cli", "simulate", file, f"--data={asked.data}", *asked.columns, *many,
             "--trials", str(asked.trials), "--seed", str(secrets.randbits(31)), "--progress", "--json", "-",
