@@ -41,12 +41,12 @@ LINES = [f"{('left', 'right')[n % 2]},{n},{2 * (n % 2) - 1},{n % 7 / 7:.2f}" for
 ROWS = "\n".join(["side,when,a,b", *LINES])
 
 
-def simulated(text: str, asked: Asked, rows: bytes) -> Simulation:
+def simulated(text: str, asked: Asked, rows: bytes, others: dict[str, tuple[str, bytes]] | None = None) -> Simulation:
     """A simulation on these rows, when it is over."""
 
     async def go() -> Simulation:
         runs = Simulations(asyncio.Event())
-        run = runs.start("draft", text, asked, rows)
+        run = runs.start("draft", text, asked, rows, others)
         assert runs._task is not None
         await runs._task
         return run
@@ -66,6 +66,41 @@ def test_a_table_is_simulated_in_a_process_of_its_own_and_nothing_of_it_stays(
     assert run.result["accuracy"] > 0.8
     assert run.result["world"] == "fleet"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_to_test_on_and_public_rows_come_in_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    few = "\n".join(["side,when,a,b", *LINES[:20]]).encode()
+    columns = ("--label=side", "--ignore=when")
+    others = {"test": ("own.csv", few), "public": ("public.csv", few)}
+    run = simulated(SIDES, Asked("own.csv", None, 1, columns), ROWS.encode(), others)
+    assert run.stage == "done", run.error
+    assert run.asked.columns == (*columns, "--test=test-own.csv", "--public=public.csv")
+    assert run.result is not None
+    assert run.result["devices"] == 20, "all 100 rows are on devices"
+    assert run.result["public_only"] > 0.8
+    assert list(tmp_path.iterdir()) == []
+    half = simulated(SIDES, Asked("own.csv", None, 1, (*columns, "--test=0.5")), ROWS.encode())
+    assert half.result is not None
+    assert half.result["devices"] == 10
+
+
+def test_the_form_takes_a_share_and_files_and_says_what_is_wrong_with_them(crowd: Crowd):
+    desk = set_up(crowd)
+    path = f"{drafted(desk, DIGITS)}/simulate/own"
+    for share in ("1.5", "half"):
+        refused = send(desk, path, "rows.csv", b"1,2\n", times="1", test=share)
+        assert refused.status == 422
+        assert f"&#39;{share}&#39; is no share of the rows: write 0.3, for example." in refused.text
+    file = {"test-file": ("test.csv", b"1,2\n")}
+    refused = send(desk, path, "rows.csv", b"1,2\n", file, times="1", test="0.3")
+    assert "Say a share of the rows, or choose a file: one of the two." in refused.text
+    refused = send(desk, path, "rows.csv", b"1,2\n", {"public-file": ("public.txt", b"1")}, times="1")
+    assert "&#39;public.txt&#39; does not end in .csv" in refused.text
+    empty = {"test-file": ("", b""), "public-file": ("", b"")}  # as a browser sends fields that nobody filled in
+    page = send(desk, path, "rows.csv", b"a,b\n1,2\n", empty, times="1", test="0,3")
+    assert "Simulating a crowd of devices, 1 trials, on rows.csv" in page.text
+    desk.post(f"{path.removesuffix('/simulate/own')}/cancel")
 
 
 def test_what_is_wrong_with_a_table_is_said_by_its_own_name():

@@ -28,16 +28,20 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crowdml.server.portal.cache.FRESH", -1.0)
 
 
-def send(desk: Desk, path: str, name: str, data: bytes, **fields: str) -> Page:
-    """A form with a file, as a browser sends it."""
+def send(
+    desk: Desk, path: str, name: str, data: bytes, others: dict[str, tuple[str, bytes]] | None = None, **fields: str
+) -> Page:
+    """A form with files, as a browser sends it: rows, and others by the names of their fields."""
     mark = "----a-browsers-own-mark"
     fields = {"form-token": token_of(desk.page), **fields}
     body = b"".join(
         f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
         for key, value in fields.items()
     )
-    head = f'--{mark}\r\nContent-Disposition: form-data; name="rows"; filename="{name}"\r\n'
-    body += f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + data + f"\r\n--{mark}--\r\n".encode()
+    for field, (file, rows) in {"rows": (name, data), **(others or {})}.items():
+        head = f'--{mark}\r\nContent-Disposition: form-data; name="{field}"; filename="{file}"\r\n'
+        body += f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + rows + b"\r\n"
+    body += f"--{mark}--\r\n".encode()
     request = urllib.request.Request(desk.browser.base + path, body, method="POST")
     request.add_header("Content-Type", f"multipart/form-data; boundary={mark}")
     desk.page = desk.browser._ask(request, {})

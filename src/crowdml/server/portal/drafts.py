@@ -14,7 +14,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from crowdml.errors import TaskError
+from crowdml.datasets.tables import share_of
+from crowdml.errors import DataError, TaskError
 from crowdml.price import Price
 from crowdml.protocols import find, refusal, remarks_on
 from crowdml.server.estimates import Estimate
@@ -329,14 +330,34 @@ async def simulate_own(visit: Visit) -> Response:
         crowd = _count(form, "crowd") if form.get("crowd", "").strip() else None
         named = [(key, form.get(key, "").strip()) for key in ("label", "device")]
         named += [("ignore", each.strip()) for each in form.get("ignore", "").split(",")]
+        others = _others(visit)
+        named.append(("test", _share(form, "test" in others)))
         columns = tuple(f"--{key}={value}" for key, value in named if value)
         asked = Asked(upload.name[-LONGEST_NAME:], crowd, _count(form, "times"), columns)
-        simulations(visit.request).start(draft.id, draft.text, asked, upload.data)
+        simulations(visit.request).start(draft.id, draft.text, asked, upload.data, others)
     except SimulationRefused as error:
         about = {"devices": "crowd", "trials": "times", "data": "rows"}.get(error.about, error.about)
         return await _page(visit, draft, {about: str(error)}, 422)
     await visit.record("simulated", draft.task.name)
     return visit.go(f"{draft.path}#simulation")
+
+
+def _others(visit: Visit) -> dict[str, tuple[str, bytes]]:
+    """The files beside the table that the form brings: rows to test on, and public rows."""
+    sent = {what: visit.files.get(f"{what}-file") for what in ("test", "public")}
+    return {what: (each.name[-LONGEST_NAME:], each.data) for what, each in sent.items() if each and each.name}
+
+
+def _share(form: Any, has_file: bool) -> str:
+    """The share of the rows to test on, as it was written; empty where nobody names one."""
+    given = form.get("test", "").strip()
+    try:
+        found = None if not given else share_of(given.replace(",", "."))
+    except DataError:
+        raise SimulationRefused(f"{given[:20]!r} is no share of the rows: write 0.3, for example.", "test") from None
+    if found is not None and has_file:
+        raise SimulationRefused("Say a share of the rows, or choose a file: one of the two.", "test")
+    return "" if found is None else f"{found:g}"
 
 
 def _count(form: Any, name: str) -> int:

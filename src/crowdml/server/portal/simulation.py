@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +66,9 @@ def suitable_data(task: Task) -> tuple[str, ...]:
     return (*(each.name for each in here), "synthetic", *(each.name for each in fitting if not each.found))
 
 
-def _check_file(name: str) -> None:
+def _check_file(name: str, about: str = "rows") -> None:
     if not is_table(name) or hidden_control(name) or name.startswith(".") or "/" in name or "\\" in name:
-        raise SimulationRefused(f"{name!r} does not end in {', '.join(SUFFIXES)}. Nothing was read.", "rows")
+        raise SimulationRefused(f"{name!r} does not end in {', '.join(SUFFIXES)}. Nothing was read.", about)
 
 
 def most_devices(task: Task, data: str) -> int:
@@ -94,7 +94,7 @@ class Asked:
     """None: as many as have a check-in each."""
     trials: int
     columns: tuple[str, ...] = ()
-    """Options that say what the columns of a file are."""
+    """Options that say what the columns of a file are, and which rows are for the test or public."""
 
 
 @dataclass
@@ -132,10 +132,18 @@ class Simulations:
         """The draft whose simulation runs now."""
         return next((draft for draft, run in self._runs.items() if run.stage == "running"), None)
 
-    def start(self, draft: str, text: str, asked: Asked, rows: bytes | None = None) -> Simulation:
+    def start(
+        self,
+        draft: str,
+        text: str,
+        asked: Asked,
+        rows: bytes | None = None,
+        others: Mapping[str, tuple[str, bytes]] | None = None,
+    ) -> Simulation:
         """Begin; raises `SimulationRefused` where one runs already, JAX is missing, or too much is asked.
 
-        `rows`: a table of the operator's own. It lies in the folder of its simulation, and goes with it.
+        `rows`: a table of the operator's own. `others`: names and bytes of files beside it, by what they are: "test",
+        "public". All of them lie in the folder of the simulation, and go with it.
         """
         if not has_jax():
             raise SimulationRefused("JAX is not installed on this server: pip install 'crowdml[sim]'.", "data")
@@ -143,6 +151,8 @@ class Simulations:
             raise SimulationRefused("Another simulation runs. Wait for it, or cancel it.", "data")
         if rows is not None:
             _check_file(asked.data)
+            for what, (name, _) in (others or {}).items():
+                _check_file(name, f"{what}-file")
         elif asked.data not in NAMES:
             raise SimulationRefused("Choose one of the data sets.", "data")
         if asked.devices is not None and not 1 <= asked.devices <= MOST_DEVICES:
@@ -159,12 +169,17 @@ class Simulations:
             )
         if not 1 <= asked.trials <= MOST_TRIALS:
             raise SimulationRefused(f"Between 1 and {MOST_TRIALS} trials.", "trials")
+        files = {} if rows is None else {asked.data: rows}
+        for what, (name, data) in (others or {}).items():
+            lies = name if name not in files else f"{what}-{name}"
+            files[lies] = data
+            asked = replace(asked, columns=(*asked.columns, f"--{what}={lies}"))
         run = self._runs[draft] = Simulation(asked)
         self._runs.move_to_end(draft)
         while len(self._runs) > KEPT:
             self._runs.popitem(last=False)
         self._cancel = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(run, text, self._cancel, rows))
+        self._task = asyncio.get_running_loop().create_task(self._run(run, text, self._cancel, files))
         return run
 
     async def cancel(self, draft: str) -> None:
@@ -172,13 +187,13 @@ class Simulations:
             self._cancel.set()
             await asyncio.shield(self._task)
 
-    async def _run(self, run: Simulation, text: str, cancel: asyncio.Event, rows: bytes | None) -> None:
+    async def _run(self, run: Simulation, text: str, cancel: asyncio.Event, files: Mapping[str, bytes]) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="crowdml-simulate-") as folder:
                 file = Path(folder) / "task.toml"
                 file.write_text(text, encoding="utf-8")
-                if rows is not None:
-                    await asyncio.to_thread((Path(folder) / run.asked.data).write_bytes, rows)
+                for name, data in files.items():
+                    await asyncio.to_thread((Path(folder) / name).write_bytes, data)
                 await self._process(run, str(file), folder, cancel)
         except SimulationRefused as error:
             run.stage, run.error = "failed", str(error)
