@@ -358,7 +358,7 @@ def test_a_simulation_runs_in_a_process_of_its_own_one_at_a_time_and_is_cancelle
     assert re.search(r"Chance, most common class</dt><dd>33\.3%, 3\d\.\d%", desk.text.replace("\u00a0", ""))
     assert re.search(r"<p>[\d.]+%( is near chance|: chance is| is no better)", desk.text), "the verdict"
     assert "This crowd is small for its price" in desk.text
-    assert "Assumed: the timing of one `crowdml fleet`, whose devices check in together." in desk.text
+    assert "Assumed: the timing of one crowdml fleet, whose devices check in together." in desk.text
 
 
 def simulators() -> list[int]:
