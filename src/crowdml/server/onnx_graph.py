@@ -1,8 +1,8 @@
 """A task's model as ONNX: what a device computes before learning, the scores, and the answer, in one graph.
 
 Inputs: `x` [n, d] float32, one row for each sample; for `accelerometer-spectrum` instead `acceleration` [n, 64, 3],
-windows of 3.2 s at 20 Hz. Columns with bounds are held within them and scaled to [-1, 1], rows outside the ball of the task's
-features are shrunk onto it, and a row with an entry that is not finite becomes the zero row, as on a device.
+windows of 3.2 s at 20 Hz. Columns with bounds are held within them and scaled to [-1, 1], rows outside the ball of the
+task's features are shrunk onto it, and a row with an entry that is not finite becomes the zero row, as on a device.
 
 Outputs: softmax, logistic and mlp: `label` [n] int64, an index into the names in the metadata, and `probabilities`
 [n, c]; an mlp with squared error: `label` and `scores` [n, c]. svm and smooth-svm: `label` and `scores` [n], positive

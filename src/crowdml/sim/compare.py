@@ -49,8 +49,8 @@ from crowdml.texts import number_text
 from crowdml.verdict import verdict
 
 UNCOVERED = (
-    "The bounds of the {} were taken from the rows: no ε covers what they reveal. Give bounds that are known without the "
-    "rows, or those of public rows."
+    "The bounds of the {} were taken from the rows: no ε covers what they reveal. Give bounds that are known without "
+    "the rows, or those of public rows."
 )
 
 
