@@ -47,7 +47,7 @@ def test_every_protocol_that_fits_is_planned_alone_and_under_masks():
     assert {(cell.protocol, cell.masked) for cell in made.cells} == {
         (name, masked) for name in ("admm", "gram", "local_updates", "sgd") for masked in (False, True)
     } - {("gram", False)}
-    assert any(note.startswith("Left out: gram") for note in made.notes)
+    assert any(note.startswith("Left out: gram alone, because") for note in made.notes)
 
 
 def test_several_prices_and_crowds_make_a_grid():

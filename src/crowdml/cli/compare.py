@@ -165,7 +165,10 @@ def _load(name: str, columns: Columns, bounds: str | None, seed: int) -> tuple[D
 
 def _tell_before(report: Report, data: Dataset, made: Plan) -> None:
     """What somebody should know before the runs: what no epsilon covers, and crowds too small for their price."""
-    for sentence in (*data.remarks, *made.warnings, *made.notes):
+    from crowdml.datasets import is_table
+
+    changed = () if is_table(data.name) else made.changed  # of a file, its remarks have said it with line and column
+    for sentence in (*data.remarks, *made.warnings, *changed, *made.notes):
         report.aside.print(sentence)
     for crowd in dict.fromkeys((cell.shape.devices, cell.epsilon) for cell in made.cells):
         small = [(cell.outlook, cell) for cell in made.cells if (cell.shape.devices, cell.epsilon) == crowd]

@@ -225,7 +225,7 @@ class Plan:
     warnings: tuple[str, ...]
     """What no epsilon covers."""
     notes: tuple[str, ...]
-    """Numbers that were clipped, and why a protocol does not run."""
+    """Why a protocol does not run."""
     changed: tuple[str, ...] = ()
     """What bounds and target do to rows and labels."""
 
@@ -262,7 +262,12 @@ class Plan:
         """The comparison of these rows: of all, or of as many as there are yet."""
         majority, no_privacy = self.baselines
         return Comparison(
-            tuple(rows), majority, no_privacy, len(self.classes) or None, (*self.warnings, *self.notes), self.seed
+            tuple(rows),
+            majority,
+            no_privacy,
+            len(self.classes) or None,
+            (*self.warnings, *self.changed, *self.notes),
+            self.seed,
         )
 
     @cached_property
@@ -328,14 +333,14 @@ def plan(
     erased = erased_columns(features, x, columns, taken=bounds is None)
     delta = fitting_delta(len(x), delta)
     cells: list[Cell] = []
-    left_out: dict[str, None] = {}
+    left_out: dict[str, str] = {}
     for each in _shapes(x, len(classes) or None, devices, owners, crowd):
         shape = replace(each, rules=rules)
         for price in prices:
             for name, under in _entries(named, masked):
                 found = _cell(name, under, price, delta, shape, classes, features, ends)
                 if isinstance(found, str):
-                    left_out[found] = None
+                    left_out[found] = f"{name} {'under masks' if under else 'alone'}"
                 else:
                     cells.append(found)
     if not cells:
@@ -353,7 +358,7 @@ def plan(
         trials,
         seed,
         tuple(said),
-        (*filter(None, [clipped]), *(f"Left out: {each}" for each in left_out)),
+        tuple(f"Left out: {what}, because {reason}" for reason, what in left_out.items()),
         tuple(filter(None, (clipped, beyond, erased))),
     )
 
