@@ -105,7 +105,7 @@ def test_bounds_taken_from_the_rows_are_told():
     taken = planned(bounds=None)
     assert "no ε covers" in taken.warnings[0]
     assert not any("outside" in note for note in (*taken.notes, *taken.changed))
-    assert "outside their bounds" in planned(bounds=(-1, 1)).notes[0]
+    assert "outside their bounds" in planned(bounds=(-1, 1)).changed[0]
     with pytest.warns(PrivacyWarning, match="no ε covers"):
         compare(X, Y, **{**QUICK, "bounds": None})
 
