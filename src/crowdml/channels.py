@@ -19,7 +19,7 @@ from typing import Protocol as Interface
 
 import numpy as np
 
-from crowdml.arrays import Array, Integers, namespace
+from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.errors import LeakError, ProtocolError, TaskError
 from crowdml.features.bounds import label_scale
 from crowdml.messages import Public, message, releases_of, total
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NUMBER",
     "Channel",
+    "Close",
     "Field",
     "Gathered",
     "Gathering",
@@ -154,23 +155,53 @@ def let_out(made: Any, task: Task, ctx: Any, rows: Mapping[str, Private[Any]], *
     return made(**given, **public) if task.masking is None else made.masked(**given)
 
 
+@record(eq=False)
+class Close:
+    """The handler of a closed round: a rule makes one total of it, and the protocol's own handler hears that."""
+
+    made: Any
+    handler: Any
+    rows: Collection[str] | None = None
+    tried: Any = None
+    grouped: Any = None
+    updated: Any = None
+
+    def __call__(self, task: Task, state: Any, event: Gathered, ctx: Any) -> Any:
+        weights = weigh_uploads(self, task, state, event, ctx)
+        return self.handler(task, state, combined(self.made, task, event, self.rows, weights), ctx)
+
+    def refuse(self, task: Task) -> None:
+        """Refuse a task with a rule that this protocol has not said enough for."""
+        by = combining(task)
+        if by is not None and by.rule == "fltrust" and self.updated is None:
+            raise TaskError(
+                f'protocol.combine.rule = "fltrust": it compares uploads with an update of the server\'s own, and '
+                f"{task.protocol['kind']} has none. It is for sgd, local_updates, and plug-ins that say `updated`."
+            )
+
+
 def heard_by(
-    made: Any, handler: Any, rows: Collection[str] | None = None, *, tried: Any = None, grouped: Any = None
+    made: Any,
+    handler: Any,
+    rows: Collection[str] | None = None,
+    *,
+    tried: Any = None,
+    grouped: Any = None,
+    updated: Any = None,
 ) -> dict[type, Any]:
     """One server handler for a check-in of one device, for a cohort's total, and for a round that a rule combined.
 
     `rows` are those that a rule combines, without them all. The others add up. A rule that rates uploads asks what the
     model would be if the round had one upload alone: the state that `tried` makes of it, or without it the handler.
     `grouped(task, uploads, rows)` says which uploads the rule "grouping" takes, [M], where a protocol knows.
+    `updated(task, state, samples)` is what one device that held these samples would give, row by row and without
+    noise, in the rows' own steps: the server's own update, with which the rule "fltrust" compares uploads.
     """
     kinds = [made] if hasattr(made, "kind") else []
     if made.total is None:
         return dict.fromkeys(kinds, handler)
 
-    def close(task: Task, state: Any, event: Gathered, ctx: Any) -> Any:
-        weights = weigh_uploads(made, task, state, event, ctx, tried or handler, grouped)
-        return handler(task, state, combined(made, task, event, rows, weights), ctx)
-
+    close = Close(made, handler, rows, tried, grouped, updated)
     return {**dict.fromkeys([*kinds, made.total], handler), Gathered: close}
 
 
@@ -223,6 +254,12 @@ def root_table(task: Task) -> Mapping[str, Mechanism]:
     if by is None or not by.rooted or by.rows is None:
         return {}
     covers = Rows(0, by.rows)
+    if by.rule == "fltrust":
+        said = "how far each upload goes along an update of the server's own, made of the operator's public rows"
+        return {
+            "scores": FromPublic(covers, said),
+            "length": FromPublic(covers, "how long that update is, as a power of two"),
+        }
     if by.rule == "grouping":
         return {"taken": FromPublic(covers, "which uploads were taken, by how they go with the operator's public rows")}
     assert by.keep is not None
@@ -237,9 +274,7 @@ def root_table(task: Task) -> Mapping[str, Mechanism]:
     return {"chosen": Selection(by.keep, low, high, L1(moved), epsilon, covers, said, grid)}
 
 
-def weigh_uploads(
-    made: Any, task: Task, state: Any, event: Gathered, ctx: Any, tried: Any, grouped: Any = None
-) -> Array | None:
+def weigh_uploads(close: Close, task: Task, state: Any, event: Gathered, ctx: Any) -> Array | None:
     """[M]: what each upload counts in the result, by a rule that asks for rows of the server's own; else None.
 
     All that is known of these rows passes the server's door, so that the journal has it and a replay needs no rows.
@@ -249,14 +284,16 @@ def weigh_uploads(
         return None
     by.check(count)
     if by.rule == "grouping":
-        taken = ctx.release("taken", ctx.rows.map(lambda rows: grouped(task, event.uploads, rows)[None]))
+        taken = ctx.release("taken", ctx.rows.map(lambda rows: close.grouped(task, event.uploads, rows)[None]))
         return (np.asarray(taken.value) > 0).astype(np.float64)
+    if by.rule == "fltrust":
+        return _trusted_along(close, task, state, event, ctx)
     assert by.keep is not None
 
     def rated(rows: Any) -> Array:
         found = np.empty((len(rows), count), np.float32)
-        for place, one in enumerate(_each_alone(made, event)):
-            said = ctx.predict(tried(task, state, one, ctx).state, rows.x)
+        for place, one in enumerate(_each_alone(close.made, event)):
+            said = ctx.predict((close.tried or close.handler)(task, state, one, ctx).state, rows.x)
             found[:, place] = _rate(task, by, said, rows.y)
         return found
 
@@ -268,6 +305,50 @@ def weigh_uploads(
     weights = np.zeros(count)
     weights[taken] = 1 / by.keep
     return weights
+
+
+def _trusted_along(close: Close, task: Task, state: Any, event: Gathered, ctx: Any) -> Array:
+    """[M]: weights by FLTrust. Of the server's own rows the angles of uploads with its own update leave, and the
+    length of that; none of its coordinates."""
+    from crowdml.robust import cosines, trusted
+
+    uploads, table = event.uploads, root_table(task)
+    rows = [row for row in uploads.rows if close.rows is None or row in close.rows]
+
+    def update(samples: Samples) -> Mapping[str, Array]:
+        samples = samples if task.classes is None else Samples(samples.x, samples.y.astype(np.int32))
+        found = close.updated(task, state, samples)
+        return {row: np.asarray(found[row], np.float64).reshape(-1) for row in rows}
+
+    own = ctx.rows.map(update)
+
+    def along(own: Mapping[str, Array]) -> Array:
+        products, squares = np.zeros(uploads.count), np.zeros(uploads.count)
+        for row in rows:
+            done = 0
+            for some in _means(uploads, row):
+                products += some @ own[row][done : done + some.shape[1]]
+                squares += (some**2).sum(1)
+                done += some.shape[1]
+        return cosines(products, np.sqrt(squares), _length(own, rows))[None]
+
+    def decoded(name: str, private: Any) -> Array:
+        return np.asarray(ctx.release(name, private).value) * float(table[name].grid.step)
+
+    angles = decoded("scores", own.map(along))
+    length = 2.0 ** decoded("length", own.map(lambda own: np.log2([[_length(own, rows)]])))[0]
+    squares = sum((some**2).sum(1) for row in rows for some in _means(uploads, row))
+    return trusted(angles, np.sqrt(np.asarray(squares)), length)
+
+
+def _length(own: Mapping[str, Array], rows: Sequence[str]) -> float:
+    """How long the server's own update is."""
+    length = float(np.sqrt(sum((own[row] ** 2).sum() for row in rows)))
+    if not 0 < length < np.inf:
+        raise TaskError(
+            "the server's own update has no direction, and FLTrust compares uploads with it. Name other public rows."
+        )
+    return length
 
 
 def _each_alone(made: Any, event: Gathered) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from crowdml.arrays import Array, Integers, Samples, namespace
 from crowdml.channels import (
     NUMBER,
     Channel,
+    Close,
     Field,
     Gathering,
     combining,
@@ -406,6 +407,9 @@ class Protocol:
         by = combining(task)
         if by is None:
             raise ProtocolError(f"protocol {self.name!r} gathers uploads, and does not say when a round closes.")
+        close = self.server.on.get(Gathered)
+        if isinstance(close, Close):
+            close.refuse(task)
         if by.drawn is not None and task.masking is not None:
             raise TaskError(
                 "protocol.combine.drawn with [masking]: who meets in a cohort is drawn already. Leave it out."

@@ -33,8 +33,8 @@ from crowdml.settings import Between, OneOf, Positive
 from crowdml.texts import count_text, percent_text
 
 __all__ = [
-    "ROOTED", "RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "distances_from", "rules_for",
-    "shares_of",
+    "ROOTED", "RULES", "Combine", "bucket_ranks", "combine_blocks", "combine_rows", "cosines", "distances_from",
+    "rules_for", "shares_of", "trusted",
 ]  # fmt: skip
 
 WEISZFELD_STEPS, CLIPPING_STEPS = 32, 3
@@ -67,9 +67,10 @@ RULES: Mapping[str, tuple[int, int]] = {
 RATING = ("top", "exponential")
 """Rules that rate uploads on rows of the server's own: `top` takes the best on public rows, and `exponential` draws by
 the exponential mechanism, for a charge to private ones."""
-ROOTED = (*RATING, "grouping")
+ROOTED = (*RATING, "grouping", "fltrust")
 """Rules that ask for rows of the server's own: `grouping` tests uploads of second moments, groups them, and takes the
-group that does best on public rows (`crowdml.rooted`)."""
+group that does best on public rows; `fltrust` weighs updates by how far they go along the server's own, which public
+rows give (`crowdml.rooted`)."""
 
 COUNTING = ("trimmed-mean", "krum", "multi-krum", "bulyan")
 """Rules that ask how many uploads may be lies."""
@@ -172,7 +173,7 @@ class Combine:
     @property
     def compares(self) -> bool:
         """Whether it asks for the distances between uploads."""
-        return self.rule not in (*BY_COLUMN, *RATING) or self.before == "nnm"
+        return self.rule not in (*BY_COLUMN, *RATING, "fltrust") or self.before == "nnm"
 
     def rows_of(self, uploads: int) -> int:
         """How many rows the rule itself has: buckets are fewer than uploads."""
@@ -210,7 +211,7 @@ class Combine:
         """The most lies among so many uploads for which the rule's result stays bounded."""
         if self.rule == "mean" or self.rule in RATING:
             return 0
-        if self.rule == "grouping":
+        if self.rule in ("grouping", "fltrust"):
             return uploads - 1
         times, more = RULES[self.rule]
         most = max(0, (self.rows_of(uploads) - more) // times)
@@ -221,6 +222,8 @@ class Combine:
         rows, f = self.rows_of(uploads), self.lies
         if self.before == "nnm":  # rows that are mixed of nearly the same ones
             return uploads / (uploads - f)
+        if self.rule == "fltrust":  # where noise decides the angles, which half of them lie above a right one
+            return math.pi
         if self.rule == "median":
             return math.pi / 2 if rows > 2 else 1.0
         if self.rule == "trimmed-mean":
@@ -488,6 +491,21 @@ def _buckets(ranks: Integers, size: int) -> Array:
     return inside / inside.sum(1, keepdims=True)
 
 
+# --- by the angle with an update of the server's own ---
+
+
+def cosines(products: Array, lengths: Array, own: Any) -> Array:
+    """[M]: of the angles between uploads and the server's own update, from their products with it and their lengths."""
+    return products / namespace(products).maximum(lengths * own, 1e-30)
+
+
+def trusted(angles: Array, lengths: Array, own: Any) -> Array:
+    """[M]: FLTrust's weights of uploads with these cosines and lengths, for an own update of length `own`."""
+    xp = namespace(angles, lengths)
+    trust = xp.maximum(angles, 0)
+    return trust * own / xp.maximum(lengths, 1e-30) / xp.maximum(trust.sum(), 1e-30)
+
+
 # --- what whoever starts a study should know ---
 
 
@@ -497,6 +515,8 @@ def remarks(by: Combine, cohort: int | None) -> tuple[str, ...]:
     stands, more = by.stands(by.fewest), math.sqrt(by.inflation(by.uploads))
     if by.rule == "grouping":
         return _grouping_remarks(by, each, cohort)
+    if by.rule == "fltrust":
+        return _fltrust_remarks(by, each, cohort)
     if by.rooted:
         return _rooted_remarks(by, each, more)
     named = by.rule if by.before is None else f"{by.rule} after {by.before}"
@@ -530,6 +550,22 @@ def _rooted_remarks(by: Combine, each: str, more: float) -> tuple[str, ...]:
     return (
         f"{told} The noise is about {more:.2f} times that of the mean of {count_text(by.uploads, each)}.",
         "A score is no shield: an upload that does well on rows which it can guess is taken, whatever else it does.",
+    )
+
+
+def _fltrust_remarks(by: Combine, each: str, cohort: int | None) -> tuple[str, ...]:
+    """What FLTrust takes of the server's rows, and what noise does to it."""
+    rows, under = count_text(by.rows or 0, "row"), () if cohort is None else (CHEAPEST,)
+    return (
+        f"Rounds of {count_text(by.uploads, each)} are combined by fltrust: up to {rows} of the server's own give an "
+        f"update of its own. A{'n' if each == 'upload' else ''} {each} counts by the cosine of its angle with that, "
+        "nothing beyond a right angle, at the length of it. Rows are public: attach them with `crowdml task validate "
+        "--public`. Private rows are refused, for nothing hides them here. No sample pays for it.",
+        "The result is never longer than the server's own update, however many lie. Its noise is up to "
+        f"{math.sqrt(by.inflation(by.uploads)):.2f} times that of the mean, beside the same signal. Where noise "
+        "outweighs an upload it has nearly a right angle with everything, and a lie along the server's own update "
+        "counts more than any honest one.",
+        *under,
     )
 
 

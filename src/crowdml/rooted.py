@@ -29,6 +29,7 @@ from crowdml.arrays import Array, Integers, namespace
 from crowdml.errors import TaskError
 from crowdml.models.ridge import predict, solve
 from crowdml.privacy.moments import split
+from crowdml.robust import cosines, trusted
 
 __all__ = ["REASONS", "Chosen", "Root", "choose_group", "fltrust", "prepare", "refuse_uploads", "top", "zeno"]
 
@@ -591,8 +592,7 @@ def fltrust(rows: Array, own: Array) -> Array:
     lengths, mine = xp.sqrt((rows**2).sum(1)), xp.sqrt((own**2).sum())
     if xp is np and not mine > 0:
         raise TaskError("the server's own update is zero, and FLTrust compares uploads with it. Name other root rows.")
-    cosines = xp.maximum(rows @ own / xp.maximum(lengths * mine, 1e-30), 0)
-    return cosines * mine / xp.maximum(lengths, 1e-30) / xp.maximum(cosines.sum(), 1e-30)
+    return trusted(cosines(rows @ own, lengths, mine), lengths, mine)
 
 
 def zeno(row: Array, own: Array, *, rate: float, rho: float, slack: float) -> tuple[Array, Array]:

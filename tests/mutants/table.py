@@ -3790,7 +3790,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rooted: a replay computes the choice again",
         "channels.py weigh_uploads",
         "np.asarray(taken.value) > 0",
-        "np.asarray(grouped(task, event.uploads, ctx.rows)) > 0",
+        "np.asarray(close.grouped(task, event.uploads, ctx.rows)) > 0",
         "tests/protocols/test_grouping.py::test_what_is_known_of_root_rows_passes_the_door_and_is_the_choice_alone",
     ),
     Mutant(
@@ -3802,10 +3802,17 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rooted: FLTrust trusts what points the other way",
-        "rooted.py fltrust",
-        "xp.maximum(rows @ own / xp.maximum(lengths * mine, 1e-30), 0)",
-        "abs(rows @ own / xp.maximum(lengths * mine, 1e-30))",
+        "robust.py trusted",
+        "xp.maximum(angles, 0)",
+        "abs(angles)",
         "tests/test_rooted.py::test_fltrust_is_equal_to_its_plain_form[numpy]",
+    ),
+    Mutant(
+        "rooted: a coordinate of the server's own update leaves with its length",
+        "channels.py _trusted_along",
+        "np.log2([[_length(own, rows)]])",
+        "own[rows[0]][None]",
+        "tests/protocols/test_fltrust.py::test_what_of_root_rows_passes_the_door_is_a_cosine_each_and_one_length[sgd]",
     ),
     Mutant(
         "rooted: Zeno++ forgets what a long step costs",

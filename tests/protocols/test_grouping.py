@@ -9,7 +9,7 @@ import pytest
 
 from crowdml.arrays import Samples
 from crowdml.attacks import Attackers
-from crowdml.channels import Gathered, Stacked, combined, weigh_uploads
+from crowdml.channels import Close, Gathered, Stacked, combined, weigh_uploads
 from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
 from crowdml.privacy.mechanisms import FromPublic
@@ -107,7 +107,7 @@ def test_what_is_known_of_root_rows_passes_the_door_and_is_the_choice_alone():
         seen.append(rows)
         return np.zeros(uploads.count)
 
-    found = weigh_uploads(gram.Moments, task, None, Gathered(0, uploads), context, None, grouped)
+    found = weigh_uploads(Close(gram.Moments, None, grouped=grouped), task, None, Gathered(0, uploads), context)
     assert found is not None
     assert found.tolist() == [1.0, 0.0, 1.0]  # what the door let out, as in a replay, and not what was computed
     assert [name for name, _ in passed] == ["taken"]

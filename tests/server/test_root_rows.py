@@ -242,6 +242,60 @@ def test_the_uploads_that_a_group_has_are_in_the_journal_and_a_replay_needs_no_r
     assert server.replayed(tmp_path / "told") == offered
 
 
+UPDATES = """
+name = "probe"
+features = {{ dimension = 3, norm = {{ kind = "l2", bound = 1.0 }} }}
+labels = {{ classes = ["a", "b", "c"] }}
+model = {{ kind = "softmax" }}
+stop = {{ steps = 9 }}
+[protocol]
+batch = 30
+combine = {{ uploads = 4, rows = 12, rule = "fltrust" }}
+{settings}
+[privacy]
+mechanism = "discrete-gaussian"
+epsilon = {{ {row} = 4.0 }}
+delta = 1e-6
+budget = {{ epsilon = 4.0, samples = 300 }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "row"),
+    [('kind = "sgd"\nstep = { c = 1.0 }', "gradient"), ('kind = "local_updates"\nrate = { c = 1.0 }', "update")],
+)
+def test_uploads_that_go_against_public_rows_are_left_out_and_a_replay_needs_no_rows(
+    store: Store, tmp_path: Path, settings: str, row: str
+):
+    server = Server(store, settled(parse(UPDATES.format(settings=settings, row=row))))
+    server.attach(None, None)
+    server.round(0, lies=(1, 2))
+    assert server.runner.closing.failure is None
+    (released,) = server.released
+    assert released.keys() == {"scores", "length"}
+    cosines = np.array(released["scores"]) / 2**24
+    assert (cosines[[0, 3]] > 0.9).all()
+    assert (cosines[[1, 2]] < 0.5).all()
+    now = server.runner.closing.now()
+    assert now is not None
+    assert now.scored is not None
+    assert now.scored.text().startswith("Round 0, cosines with an update made of public rows: ")
+    (sifted,) = sift_rounds(server.runner)
+    assert sifted.left_out == 4 - now.scored.taken == int((cosines <= 0).sum())
+    assert "go against an update" in WHY["fltrust"]
+    weights, offered = server.runner.fold.weights, server.runner.offer.body
+    assert (find(server.task).predict(server.task, weights, samples(30, 7).x) == samples(30, 7).y).all()
+    detach(store, server.task.hash)
+    assert server.start().offer.body == offered
+    assert server.replayed(tmp_path / "told") == offered
+
+
+def test_private_rows_weigh_no_updates(store: Store):
+    server = Server(store, settled(parse(UPDATES.format(settings='kind = "sgd"\nstep = { c = 1.0 }', row="gradient"))))
+    with pytest.raises(DataError, match="takes them without a charge, so they have to be public: say --public"):
+        server.attach("0.5", "10")
+
+
 def test_an_operator_is_told_what_public_rows_lack(store: Store):
     server = Server(store, settled(parse(TEXT.replace("keep = 2, ", "").format(
         combine='rule = "grouping"', labels=CLASSES, rows=12))))  # fmt: skip

@@ -599,6 +599,15 @@ def apply_total(task: Task, state: Averaging, total: Any, ctx: Context) -> Step[
     return _close(task, fixed, xp, state, mean, devices, current)
 
 
+def own_update(task: Task, state: Averaging, samples: Samples) -> Mapping[str, Array]:
+    """The update of a device that holds these samples and takes each of its steps on all of them, in grid steps and
+    without noise: rules compare with it."""
+    fixed = plan(task)
+    whole = replace(fixed, settings=replace(fixed.settings, batch=len(samples), minibatch=0, buffer=0))
+    count = first_count(fixed, state.rounds, state.taken, np.int32(0))
+    return {"update": local_update(whole, state.weights, samples, count) / float(fixed.grid.step)}
+
+
 def _moved(fixed: Plan, xp: Any, state: Averaging, value: Array, count: Integers, part: Any = 1) -> Array:
     """How far the mean device went: H u, and what the regulariser took of the weights it began with.
 
@@ -734,7 +743,8 @@ def uses(task: Task, shape: Shape) -> int:
 
 device = Role(start=wait, on={Sensed: check_out, Weights: contribute})
 server = Role(
-    start=publish_initial, on={**heard_by(Update, apply_total), Update: apply_update, ScheduledUpdate: apply_update}
+    start=publish_initial,
+    on={**heard_by(Update, apply_total, updated=own_update), Update: apply_update, ScheduledUpdate: apply_update},
 )
 protocol = Protocol(
     "local_updates",

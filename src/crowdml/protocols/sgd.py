@@ -174,6 +174,7 @@ def public_step(task: Task) -> Fraction:
     row, devices, by = fixed.table["gradient"], task.masking.minimum if task.masking else 1, combining(task)
     devices = devices if by is None else devices * by.fewest / by.inflation(by.fewest)
     noise = row.noise_variance * float(row.grid.step / fixed.used) ** 2 / devices
+    noise = 0.0 if by is not None and by.rule == "fltrust" else noise  # no longer than the server's own gradient
     energy = bound**2 + math.prod(fixed.model.shape) * noise
     return Fraction(f"{PUBLIC_REACH / math.sqrt(energy):.4g}")
 
@@ -330,6 +331,16 @@ def apply(task: Task, state: Learning, gradient: Any, ctx: Context) -> Step[Lear
     return Step(after, (Publish(Params(weights, steps)), *_stops(task.stop, fixed, after)))
 
 
+def own_update(task: Task, state: Learning, samples: Samples) -> Mapping[str, Array]:
+    """What one device that held these samples would give, in grid steps and without noise: rules compare with it."""
+    fixed, clip = plan(task), plan(task).settings.clip
+    if clip is None:
+        total = fixed.model.gradient_sum(state.weights, samples)
+    else:
+        total = fixed.model.clipped_sum(state.weights, samples, float(clip))
+    return {"gradient": total * (fixed.used / len(samples) / float(fixed.grid.step))}
+
+
 def _update(fixed: Plan, xp: Any, state: Learning, mean: Array, t: Array) -> tuple[Array, Array]:
     """The paper's update, or a later one (Remark 3): all are post-processing, devices do not notice."""
     c, schedule, update = float(fixed.settings.step.c), fixed.settings.step.schedule, fixed.settings.update
@@ -384,7 +395,7 @@ def shapes(task: Task) -> Mapping[str, tuple[int, ...]]:
 
 
 device = device_role(Gradient, Params, contribute)
-server = Role(start=publish_initial, on=heard_by(Gradient, apply, rows=("gradient",)))
+server = Role(start=publish_initial, on=heard_by(Gradient, apply, rows=("gradient",), updated=own_update))
 protocol = Protocol(
     "sgd",
     device,

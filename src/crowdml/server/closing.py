@@ -53,12 +53,18 @@ class Scored:
     scores: tuple[float, ...]
     """From the lowest on."""
     taken: int
+    rule: str = "top"
 
     def text(self) -> str:
         """'Round 3, on public rows: ...' with the lowest, the median and the highest score."""
         low, middle, high = self.scores[0], median(self.scores), self.scores[-1]
         many = count_text(len(self.scores), "upload")
         left = len(self.scores) - self.taken
+        if self.rule == "fltrust":
+            return (
+                f"Round {self.number:,}, cosines with an update made of public rows: {low:.3f} to {high:.3f}, half of "
+                f"them above {middle:.3f}. {left:,} of {many} were left out, for they go against it."
+            )
         return (
             f"Round {self.number:,}, rated on public rows: {low:.3f} to {high:.3f}, half of them above {middle:.3f}. "
             f"{left:,} of {many} were left out, for others did better."
@@ -318,7 +324,8 @@ class Closing:
             return None
         number, steps = fold.scored
         step = float(fold.protocol.server_mechanisms(fold.task)["scores"].grid.step)
-        return Scored(number, tuple(sorted((steps * step).tolist())), by.keep or len(steps))
+        taken = int((steps > 0).sum()) if by.rule == "fltrust" else by.keep or len(steps)
+        return Scored(number, tuple(sorted((steps * step).tolist())), taken, by.rule)
 
 
 def _over(detail: str) -> Problem:

@@ -43,6 +43,7 @@ WHY = {
     "geometric-median": "The geometric median counts an upload the less the farther it is from the others.",
     "top": "It takes the uploads that score best on the operator's public rows, and leaves out the others.",
     "grouping": "It takes one group of uploads that agree, and leaves out the others and those that fail its tests.",
+    "fltrust": "It leaves out uploads that go against an update made of the operator's public rows; as cosines say.",
     "exponential": "It draws uploads by how they score on private rows. The scores themselves are shown to nobody.",
     "centred-clipping": "An upload farther off than the median distance is pulled in to it, and so counts less.",
 }
@@ -139,7 +140,7 @@ def _rated(runner: TaskRunner, by: Combine, own: Own, at: str) -> Sifted:
     table, released, count = root_table(runner.task), own.released or {}, len(own.entries)
     if "scores" in released:
         scores = np.asarray(released["scores"]) * float(table["scores"].grid.step)
-        taken = np.argsort(-scores, kind="stable")[: by.keep]
+        taken = np.flatnonzero(scores > 0) if by.rule == "fltrust" else np.argsort(-scores, kind="stable")[: by.keep]
         shown = tuple(float(each) for each in scores)
     elif "taken" in released:
         taken, shown = np.flatnonzero(np.asarray(released["taken"]) > 0), ()
