@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Reproduce figures of the papers.")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--quick", is_flag=True, help="A small, quick run.")
+@click.option("--full", is_flag=True, help="All that the list names under --full: for an accelerator.")
 @click.option("--trials", type=Whole(1, 10_000), help="Number of trials. Default: the figure's own.")
 @click.option("--all", "everything", is_flag=True, help="Make every figure.")
 @click.option(
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 )
 @json_option
 def reproduce(
-    ids: tuple[str, ...], quick: bool, trials: int | None, everything: bool, out: Path | None, json_path: str | None
+    ids: tuple[str, ...],
+    quick: bool,
+    full: bool,
+    trials: int | None,
+    everything: bool,
+    out: Path | None,
+    json_path: str | None,
 ) -> None:
     """Reproduce figures of the papers by name, e.g. hamm2015/fig4. Without a name, list them and the data they need."""
     from crowdml.experiments.registry import FIGURES, find_figure, listing
@@ -43,6 +50,9 @@ def reproduce(
         for line in lines:
             table.add_row(line.id, line.title, f"needs {', '.join(line.missing)}" if line.missing else line.state)
         report.print(table)
+        report.print("With --full, for an accelerator; the other figures run all of theirs without:")
+        for line in [line for line in lines if line.full]:
+            report.print(f" {line.id}: {line.full}")
         if any(line.missing for line in lines):
             report.print("Data: `crowdml data fetch NAME`, or set CROWDML_DATA. A --quick run needs none.")
         report.finish({"figures": [vars(line) for line in lines]})
@@ -57,9 +67,10 @@ def reproduce(
             ) -> None:
                 progress.update(bar, description=f"{id_}: {text}", completed=done, total=total)
 
-            figure = make(id_, quick, trials=trials, progress=hear)
+            more = full and (not everything or bool(FIGURES[id_].full))
+            figure = make(id_, quick, full=more, trials=trials, progress=hear)
         _show(report, figure)
-        made.append(figure.to_json() | ({"quick": True} if quick else {}))
+        made.append(figure.to_json() | ({"quick": True} if quick else {}) | ({"full": True} if more else {}))
         if out is not None:
             _keep(report, figure, made[-1], out)
     report.finish(made[0] if len(made) == 1 else {"figures": made})

@@ -496,9 +496,9 @@ def crowd_sums(attack: str, digits: Digits, root: Root, exact: Array, met: Integ
 # --- the figure ---
 
 
-def pieces(quick: bool, seeds: int) -> list[Piece]:
+def pieces(quick: bool, seeds: int, full: bool = False) -> list[Piece]:
     """Everything that the figure is made of. The default rule meets every attack in every seed at ε = 1, among silos
-    and in the crowd, iid and by class; what else there is has fewer seeds or attacks."""
+    and in the crowd, iid and by class; what else there is has fewer seeds or attacks, but in a full run."""
     if quick:
         attacks = ("label-flip", "mimic")
         return [Piece("silos", "iid", 0, 20.0, rules=("default", "median"), shares=(0.0, 0.6), attacks=attacks),
@@ -509,20 +509,26 @@ def pieces(quick: bool, seeds: int) -> list[Piece]:
         for people in WAYS:
             found += [Piece("silos", people, seed), Piece("crowd", people, seed, shares=shares)]
         found.append(Piece("silos", "iid", seed, roots=20, shares=(0.0, 0.6, 0.9)))
-    for seed in range(min(seeds, 2)):
+    plain, others = ("mean", "median", "geometric-median"), tuple(rule for rule in RULES if rule != "default")
+    for seed in range(seeds if full else 0):
+        for people in WAYS:
+            found += [
+                Piece("silos", people, seed, rules=others),
+                Piece("crowd", people, seed, rules=plain, shares=shares),
+            ]
+        found += [Piece("silos", "iid", seed, epsilon) for epsilon in (0.5, 0.125)]
+    for seed in range(0 if full else min(seeds, 2)):
         found += [Piece("silos", "iid", seed, epsilon, shares=(0.0, 0.6, 0.9)) for epsilon in (0.5, 0.125)]
-        others = tuple(rule for rule in RULES if rule != "default")
         found.append(Piece("silos", "iid", seed, rules=others, shares=(0.0, 0.2, 0.4, 0.6), attacks=OTHERS))
-        plain = ("mean", "median", "geometric-median")
         attacks = ("label-flip", "takeover-label-flip")
         found.append(Piece("crowd", "iid", seed, rules=plain, shares=shares, attacks=attacks))
     return found
 
 
-def robustness(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def robustness(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """`ours/robustness`: the worst attack and the worst seed against each rule, over the share of liars."""
     seeds = trials or (1 if quick else 5)
-    work = pieces(quick, seeds)
+    work = pieces(quick, seeds, full)
     parts = Parts(progress, len(work) + 1)
     parts("features of every picture")
     digits = quick_digits() if quick else Digits.of(load("mnist-pixels", normalise="none"), MAP)

@@ -20,6 +20,7 @@ from crowdml.experiments.registry import Parts, Progress
 from crowdml.experiments.zhao import (
     ACCURACY,
     DEVICES,
+    HUNDRED,
     MRE,
     Case,
     alone,
@@ -48,6 +49,8 @@ ROUNDS = 5
 """Of SecProbe and the schemes beside it, for a run of minutes; without noise its MRE falls slowly after them."""
 CENTRAL = 15_000
 """Iterations in one place: as many as 30 participants take in so many rounds."""
+PARTS_AT = {"r30": 0.3, "r70": 0.7}
+"""Panels of fig. 9 by P that a full run has more, and the R of each."""
 Spoil = Callable[[Array, Array, int], tuple[Array, Array]]
 """x [N, J, d], y [N, J] and a seed -> the same crowd with bad rows."""
 
@@ -165,16 +168,18 @@ def published_scores(
     return found, float(np.mean(chosen))
 
 
-def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig9(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Unreliable participants: a share R of N has random numbers in a part P of its rows. M = N / 2, K = M / 2."""
     case = census_case(quick, trials, 5)
-    few = replace(case, trials=1)
-    base, rounds = (8, 3) if quick else (DEVICES, ROUNDS)
+    few = case if full else replace(case, trials=1)
+    base, rounds = (8, 3) if quick else (DEVICES, HUNDRED if full else ROUNDS)
     grids: dict[str, list[float]] = (
         {MAIN: [0.6], "share": [0.5], "crowd": [8]}
         if quick
         else {MAIN: [0.0, 0.2, 0.4, 0.6], "share": [0.3, 0.5, 0.7], "crowd": [30, 60, 100]}
     )
+    if full:
+        grids |= dict.fromkeys(PARTS_AT, grids[MAIN])
     tell = Parts(progress, sum(map(len, grids.values())) + 2)
     series: list[Series] = []
     spread: dict[str, list[float]] = {}
@@ -183,8 +188,8 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
         for value in x:
             tell(f"{panel}: {value:g}")
             part, share, devices = 0.6, 0.5, base
-            if panel == MAIN:
-                part = value
+            if panel in (MAIN, *PARTS_AT):
+                part, share = value, PARTS_AT.get(panel, share)
             elif panel == "share":
                 share = value
             else:
@@ -193,9 +198,9 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
             def spoil(rows: Array, labels: Array, seed: int, share: float = share, part: float = part) -> Any:
                 return spoiled(rows, labels, share, part, seed)
 
-            for key, _, changes in SECPROBES if panel == MAIN else SECPROBES[:2]:
+            for key, _, changes in SECPROBES if panel == MAIN or full else SECPROBES[:2]:
                 found.setdefault(key, []).append(published_scores(few, devices, rounds, spoil, **changes)[0])
-            some = case if panel == MAIN else replace(case, trials=min(case.trials, 2))
+            some = case if panel == MAIN or full else replace(case, trials=min(case.trials, 2))
             for key, scores in robust_scores(some, devices, spoil).items():
                 found.setdefault(key, []).append(scores)
                 spread[f"{key}-{panel}-{value:g}"] = scores
@@ -257,8 +262,13 @@ def fig9(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Panel(MAIN, f"R = 0.5, N = {base}", "P, the part of bad rows", MRE, x_ticks=tuple(grids[MAIN])),
         Panel("share", f"P = 0.6, N = {base}", "R, the share of the unreliable", MRE, x_ticks=tuple(grids["share"])),
         Panel("crowd", "P = 0.6, R = 0.5", "N, participants", MRE),
+        *(
+            Panel(key, f"R = {share:g}, N = {base}", "P, the part of bad rows", MRE, x_ticks=tuple(grids[MAIN]))
+            for key, share in (PARTS_AT if full else {}).items()
+        ),
     )
-    more = (f"{rounds} rounds; one trial of SecProbe, DSSGD and CSDP; {case.trials} of the sound form by P, else two.",)
+    tried = f"one trial of SecProbe, DSSGD and CSDP; {case.trials} of the sound form by P, else two"
+    more = (f"{rounds} rounds; {f'{case.trials} trials of each' if full else tried}.",)
     return Figure(
         "zhao/fig9",
         "Unreliable participants",
@@ -316,12 +326,12 @@ def _centralised_over(case: Case, parts: Sequence[float]) -> Series:
     return over_trials("centralised", "all rows in one place", parts, np.asarray(told).T, PrivacyLabel(), marks=True)
 
 
-def fig10(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig10(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Malicious participants, who upload random weights in [0, 1]: M = N / 2, K = M / 2."""
     case = census_case(quick, trials, 5)
-    few = replace(case, trials=1)
-    devices, rounds = (8, 3) if quick else (DEVICES, ROUNDS)
-    counts = [0, 2, 4] if quick else [0, 10, 18, 30, 50]
+    few = case if full else replace(case, trials=1)
+    devices, rounds = (8, 3) if quick else (DEVICES, HUNDRED if full else ROUNDS)
+    counts = [0, 2, 4] if quick else [0, 10, 18, 20, 30, 40, 50]
     tell = Parts(progress, len(counts))
     found: dict[str, list[list[float]]] = {}
     shares: dict[str, list[float]] = {}
@@ -411,7 +421,8 @@ def fig10(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Panel(MAIN, "Model", "malicious participants of 60", MRE),
         Panel(SOUND, "Who is averaged", "malicious participants of 60", "share of liars among those averaged"),
     )
-    more = (f"{rounds} rounds; one trial of SecProbe, {case.trials} of the sound form.",)
+    tried = "" if full else "one trial of SecProbe, "
+    more = (f"{rounds} rounds; {tried}{case.trials} of {'each' if full else 'the sound form'}.",)
     return Figure(
         "zhao/fig10",
         "Malicious participants",
@@ -428,11 +439,12 @@ def fig10(quick: bool, trials: int | None, progress: Progress) -> Figure:
 # --- figure 11 ---
 
 
-def fig11(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig11(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Over epsilon: N = 60, M = 30, K = 15, half of the participants unreliable with P = 0.2."""
     epsilons = [0.1, 1.0] if quick else [0.01, 0.1, 1.0, 10.0, 100.0]
-    devices, rounds = (8, 3) if quick else (DEVICES, ROUNDS)
-    cases = ((MAIN, "census", census_case(quick, trials, 1)), (SOUND, "digits", digits_case(quick, trials, 1)))
+    devices, rounds = (8, 3) if quick else (DEVICES, HUNDRED if full else ROUNDS)
+    most = 5 if full else 1
+    cases = ((MAIN, "census", census_case(quick, trials, most)), (SOUND, "digits", digits_case(quick, trials, most)))
     tell = Parts(progress, 2 * (len(epsilons) + 1))
     series: list[Series] = []
     claims: list[Claim] = []

@@ -41,6 +41,8 @@ DEVICES = 60
 UPLOADS, KEPT = 30, 15
 """The paper's M = N / 2 and K = M / 2."""
 ITERATIONS = 100
+MANY, HUNDRED = 200, 100
+"""Rounds of a full run: of figures 4 to 6, and of 7 to 11."""
 MRE = "mean relative error on the test rows"
 ACCURACY = "accuracy on the test rows"
 THRESHOLD = 0.15
@@ -350,13 +352,13 @@ def notes(case: Case) -> tuple[str, ...]:
 # --- Table II and figures 4 to 6 ---
 
 
-def table2(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def table2(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Table II: rounds to an MRE of 0.15, by the iterations of a round; N = 60, M = K = 30, everybody is reliable."""
     case = census_case(quick, trials, 1)
     devices, uploads = (8, 4) if quick else (DEVICES, UPLOADS)
-    most = {2: 6, 4: 5} if quick else {20: 443, 50: 190, 100: 152, 1000: 8}
+    most = {2: 6, 4: 5} if quick else {20: 443, 50: 190, 100: 152, 1000: 193 if full else 8}
     printed = {20: 443, 50: 190, 100: 152, 1000: 193}
-    few = 3
+    few = max(most.values()) if full else 3
     tell = Parts(progress, 2 * len(most) + 1)
     goals = {"printed": THRESHOLD, **{f"share-{share:g}": share * case.constant for share in SHARES}}
     found: dict[str, list[float]] = {goal: [] for goal in goals}
@@ -405,7 +407,7 @@ def table2(quick: bool, trials: int | None, progress: Progress) -> Figure:
         over_trials("mre-quiet", "without noise", x, np.asarray(ends).T, quiet, panel=SOUND, marks=True),
         over_trials(
             "mre-noisy",
-            f"with the noise of ε = 1 an epoch, {few} rounds",
+            f"with the noise of ε = 1 an epoch, {'as many' if full else few} rounds",
             x,
             np.asarray(noisy_ends).T,
             labels[0],
@@ -469,7 +471,8 @@ def table2(quick: bool, trials: int | None, progress: Progress) -> Figure:
         Panel(MAIN, "Rounds to a threshold", "iterations of a round, I", "rounds", "log", "log"),
         Panel(SOUND, "Where it ends", "iterations of a round, I", MRE, "log"),
     )
-    more = (f"Rounds: {', '.join(f'{rounds} at I = {each}' for each, rounds in most.items())}; {few} with noise.",)
+    counted = ", ".join(f"{rounds} at I = {each}" for each, rounds in most.items())
+    more = (f"Rounds: {counted}; {'as many' if full else few} with noise.",)
     return Figure(
         "zhao/table2",
         "Rounds by the iterations of a round",
@@ -676,22 +679,22 @@ def heard(case: Case, model: Mlp, weights: Array) -> Array:
     return found if case.classes is not None else np.clip(found, 0.05, 1)
 
 
-def fig4(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig4(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Convergence of all schemes on census income."""
-    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], 30)
+    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], MANY if full else 30)
     case = census_case(quick, trials, 1)
     return convergence("zhao/fig4", "Convergence on census income", case, rounds, crowds, progress)
 
 
-def fig5(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig5(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Convergence of all schemes on digits."""
-    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], 15)
+    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], MANY if full else 15)
     return convergence("zhao/fig5", "Convergence on digits", digits_case(quick, trials, 1), rounds, crowds, progress)
 
 
-def fig6(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig6(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Their SVHN is not at hand: convergence of all schemes on CIFAR-10's features."""
-    crowds, rounds = ([4, 8], 4) if quick else ([60], 15)
+    crowds, rounds = ([4, 8], 4) if quick else ([30, 60, 100], MANY) if full else ([60], 15)
     case = digits_case(quick, trials, 1, "cifar10")
     more = ("SVHN is not at hand: objects (CIFAR-10, 100 features of a public network) stand in its place.",)
     return convergence("zhao/fig6", "Convergence on objects, for SVHN", case, rounds, crowds, progress, more)
@@ -700,10 +703,10 @@ def fig6(quick: bool, trials: int | None, progress: Progress) -> Figure:
 # --- figures 7 and 8 ---
 
 
-def fig7(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig7(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """The effect of M: how many participants are drawn in a round, K = M, everybody is reliable."""
     case = census_case(quick, trials, 1)
-    devices, rounds = (8, 4) if quick else (DEVICES, 12)
+    devices, rounds = (8, 4) if quick else (DEVICES, HUNDRED if full else 12)
     drawn = [2, 4, 8] if quick else [6, 18, 30, 42, 60]
     looks = [rounds // 3 or 1, rounds]
     tell = Parts(progress, 2 * len(drawn) + 1)
@@ -790,10 +793,10 @@ AGES = ((19 + 0.25 * 45) / 64, (19 + 0.7 * 45) / 64)
 """Their 0.25 and 0.7 of the ages from 19 to 64 on the scale of `census`, age over 64."""
 
 
-def fig8(quick: bool, trials: int | None, progress: Progress) -> Figure:
+def fig8(quick: bool, trials: int | None, progress: Progress, full: bool = False) -> Figure:
     """Special participants: rows of the young and the old are with a few of them, and in none of the server's."""
     case = census_case(quick, trials, 1)
-    devices, rounds, column = (10, 4, 0) if quick else (DEVICES, 10, 0)
+    devices, rounds, column = (10, 4, 0) if quick else (DEVICES, HUNDRED if full else 10, 0)
     ages = tuple(np.quantile(case.plain.x_train[:, 0], [0.25, 0.75])) if quick else AGES
     counts = [1, 2] if quick else [1, 6, 12]
     parts = {"usual": split_by(case, column, ages, False), "special": split_by(case, column, ages, True)}
