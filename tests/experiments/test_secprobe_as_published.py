@@ -116,8 +116,19 @@ def test_z2_noise_that_is_drawn_once_stays_over_all_rounds_and_that_of_an_iterat
 def test_z3_a_claim_per_epoch_is_paid_233_times_at_the_papers_parameters():
     plan = Published(152, 100, 30, 30)
     assert plan.epochs(8333, 30) == 234  # 15,200 minibatches of 128, rounded up; the review has 233
-    assert plan.total(8333, 30) == 234
-    assert replace(plan, epsilon=None).total(8333, 30) is None
+    sound = replace(plan, train_hidden=False, noise="iteration")
+    assert sound.total(8333, 30) == 234
+    assert replace(sound, epsilon=None).total(8333, 30) is None
+
+
+def test_z1_z2_there_is_no_total_where_a_hidden_layer_is_trained_or_one_noise_is_kept():
+    """Two batches under one noise differ by what no noise is in."""
+    plan = Published(152, 100, 30, 30)
+    for trained in (True, False):
+        for noise in ("once", "iteration"):
+            bounded = not trained and noise == "iteration"
+            found = replace(plan, train_hidden=trained, noise=noise).total(8333, 30)
+            assert (found is not None) == bounded, (trained, noise)
 
 
 def test_weights_stay_finite_where_the_perturbed_loss_has_no_minimum():

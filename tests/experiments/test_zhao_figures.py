@@ -48,8 +48,10 @@ def test_z1_a_trained_hidden_layer_has_no_epsilon_and_a_kept_one_pays_for_every_
     assert zhao.published_label(plan, 8333, 30) == PrivacyLabel(
         as_published=True, not_covered=("hidden-layer", "float-noise")
     )
-    kept = zhao.published_label(replace(plan, train_hidden=False), 8333, 30)
+    kept = zhao.published_label(replace(plan, train_hidden=False, noise="iteration"), 8333, 30)
     assert (kept.epsilon, kept.claimed) == (234, 1.0)
+    once = zhao.published_label(replace(plan, train_hidden=False, noise="once"), 8333, 30)  # Z2
+    assert once == PrivacyLabel(as_published=True, not_covered=("float-noise",))
     assert zhao.published_label(replace(plan, epsilon=None), 8333, 30) == PrivacyLabel(as_published=True)
 
 

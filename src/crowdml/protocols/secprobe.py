@@ -1,6 +1,6 @@
 """SecProbe: rounds of uploads, of which the server takes those that do well on rows of its own.
 
-Zhao et al., IEEE TDSC 2020, Algorithms 1 to 3, in the forms that have a guarantee (privacy review, section 4). A device
+Zhao et al., Algorithms 1 to 3, in the forms that have a guarantee (privacy review, section 4). A device
 releases once, of public features and labels, the noisy second moments (SP-A) or the noisy coefficients of its loss
 (SP-C, the functional mechanism, where `privacy.mechanism = "discrete-laplace"`). Whoever has them solves for weights as
 often as they like, which is post-processing: that is all of the paper's local training. The server gathers M uploads,

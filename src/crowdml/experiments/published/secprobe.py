@@ -135,11 +135,9 @@ class Published:
         return math.ceil(self.rounds * self.uploads / devices * self.iterations * self.minibatch / held)
 
     def total(self, held: int, devices: int) -> float | None:
-        """A sample's honest total by basic composition, had only the last layer been trained; None without noise.
-
-        There is no total with `train_hidden` (Z1), nor where one noise is kept while the batches change (Z2).
-        """
-        if self.epsilon is None:
+        """A sample's honest total by basic composition. None where there is no bound: without noise, with
+        `train_hidden` (Z1), and where one noise is kept while the batches change (Z2)."""
+        if self.epsilon is None or self.train_hidden or self.noise == "once":
             return None
         return self.epsilon * self.epochs(held, devices)
 
