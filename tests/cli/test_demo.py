@@ -153,12 +153,18 @@ def test_a_small_crowd_with_liars_ends_in_one_round_though_devices_and_its_serve
 
 @pytest.mark.slow
 def test_the_whole_crowd_learns_though_three_in_ten_of_its_devices_lie(tmp_path: Path) -> None:
-    found, _ = run(tmp_path, "--task", "robust-digits", "--trials", "5")
-    assert (found["devices"], found["liars"]["devices"], found["devices_killed"]) == (60, 18, 2)
-    assert (found["lost"], found["counted_twice"], found["same_bits"]) == (0, 0, True)
-    assert found["epsilon_sample"] <= 8
-    assert found["accuracy"] >= 0.6
-    assert found["accuracy"] > found["without_liars"]["accuracy"] - 0.1  # of one run; means of three are within 0.03
+    """Three runs: the mean is within three points of the 42 honest devices alone, by the same rule."""
+    accuracies: list[tuple[float, float]] = []
+    for seed in ("1", "2", "3"):
+        (tmp_path / seed).mkdir()
+        found, _ = run(tmp_path / seed, "--task", "robust-digits", "--trials", "5", "--seed", seed)
+        assert (found["devices"], found["liars"]["devices"], found["devices_killed"]) == (60, 18, 2)
+        assert (found["lost"], found["counted_twice"], found["same_bits"]) == (0, 0, True)
+        assert found["epsilon_sample"] <= 8
+        assert found["accuracy"] >= 0.6
+        accuracies.append((found["accuracy"], found["without_liars"]["accuracy"]))
+    lied, alone = (sum(each) / 3 for each in zip(*accuracies, strict=True))
+    assert lied >= alone - 0.03, accuracies
 
 
 def test_three_in_ten_devices_lie_in_three_ways_and_none_of_those_that_are_killed() -> None:
@@ -169,7 +175,7 @@ def test_three_in_ten_devices_lie_in_three_ways_and_none_of_those_that_are_kille
     by = combining(stage.task)
     assert by is not None
     assert (by.uploads, by.minimum, by.seconds) == (58, None, None)
-    assert by.stands(58) >= 18
+    assert (by.f, by.stands(58)) == (20, 20)  # as docs/robust.md says: a third of the devices, and 18 of them lie
     with pytest.raises(DataError, match="19 devices of task 'robust-digits'"):
         set_stage("robust-digits", find_task("robust-digits"), 19, 1)
 
