@@ -52,6 +52,18 @@ def test_check_prints_the_price_and_the_hash():
     assert settled(find_task("activity")).hash.hex() in answer.out, "the hash that a server would host"
 
 
+def test_a_rule_that_the_protocol_does_not_have_is_refused_before_anything_is_printed(tmp_path: Path):
+    text = shipped_text("digits012")
+    for rule in ("grouping", "fltrust"):
+        combine = f'combine = {{ rule = "{rule}", uploads = 10, rows = 60 }}'
+        kind = "sgd" if rule == "grouping" else "gram"
+        wrong = text if rule == "grouping" else shipped_text("digits-gram")
+        wrong = wrong.replace("[protocol]", f"[protocol]\n{combine}", 1)
+        said = refused("task", "check", written(tmp_path, wrong))
+        assert f'protocol.combine.rule = "{rule}"' in said
+        assert kind in said
+
+
 def test_check_tells_whether_the_crowd_that_is_expected_is_too_small_for_the_price():
     few, many = ((*["task", "check", "activity", "--held", "100", "--devices"], number) for number in ("20", "20000"))
     said = " ".join(crowdml(*few).out.split())

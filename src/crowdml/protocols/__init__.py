@@ -153,6 +153,7 @@ def check_for_devices(task: Task) -> Protocol:
     protocol, refused = find(task), refusal(task)
     if refused is not None:
         raise TaskError(f"task {task.name!r}: {refused.sentence}")
+    gathering_of(task)
     rehearse(task)
     return protocol
 
