@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from crowdml.arrays import Samples
-from crowdml.attacks import ATTACKS, Attackers, make_attack, mark, unreliable
+from crowdml.attacks import ATTACKS, Attackers, make_attack, mark, opened, unreliable
 from crowdml.channels import Stacked
 from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
@@ -21,7 +22,7 @@ from crowdml.robust import Combine, combine_rows
 from crowdml.sim.trial import Trial, laid_out, run_trial
 from crowdml.sim.world import Delay
 from crowdml.task import parse
-from crowdml.turn import colluded
+from crowdml.turn import colluded, first_turn
 
 sys.path.insert(0, str(Path(__file__).parent / "cli"))
 from cli_runner import crowdml
@@ -243,6 +244,46 @@ def test_what_cannot_be_is_refused_by_a_sentence():
         Attackers(0.1, "aly")
     with pytest.raises(TaskError, match=r"liars = 1\.5: a share of the devices"):
         Attackers(1.5, "alie")
+
+
+@pytest.mark.parametrize("name", ["unreliable:0", "unreliable:1.5", "unreliable:", "unreliable:x", "late:0.5"])
+def test_a_part_that_is_none_is_refused(name: str):
+    with pytest.raises(TaskError, match=re.escape(f"attack {name!r}: 'unreliable' alone has a number")):
+        Attackers(0.1, name)
+
+
+@pytest.mark.parametrize(("name", "share"), [("unreliable:0.2", 0.2), ("unreliable", 0.6), ("unreliable:1", 1.0)])
+def test_the_part_of_an_unreliable_device_that_is_noise_can_be_said(name: str, share: float):
+    assert Attackers(0.5, f"late,{name}").names[1] == name
+    x = np.random.default_rng(1).normal(size=(4000, 4)).astype(np.float32)
+    lied = make_attack(name, TASK).sense(Samples(x, np.zeros(4000, np.int32)))
+    assert (lied.x != x).any(1).mean() == pytest.approx(share, abs=0.03)
+
+
+def test_a_backdoor_opens_as_often_as_marked_samples_of_other_classes_are_taken_for_the_first():
+    tested = Samples(np.eye(4, dtype=np.float32)[np.arange(40) % 2], (np.arange(40) % 2).astype(np.int32))
+    weights = np.zeros(find(TASK).model(TASK, first_turn(find(TASK), TASK).state).shape, np.float32)
+    learnt = weights if weights.shape[0] == 3 else weights.T  # [class, feature]
+    learnt[1, 1] = 1.0
+    assert opened(TASK, weights, tested) == (0.0, 0.0)
+    learnt[0, 2] = 5.0  # the mark is in the last three features
+    assert opened(TASK, weights, tested) == (1.0, 0.0)
+    learnt[0, 1] = 9.0
+    assert opened(TASK, weights, tested) == (1.0, 1.0)
+
+
+def test_simulate_prints_how_often_a_backdoor_opens(tmp_path: Path):
+    path = tmp_path / "task.toml"
+    path.write_text(TEXT.replace("RULE", "mean"))
+    told = ["simulate", str(path), "--data", "synthetic", "--devices", "20", "--seed", "1", "--engine", "events"]
+    done = crowdml(*told, "--liars", "0.4", "--attack", "late,backdoor", "--json", "-")
+    found = json.loads(done.out)["liars"]
+    assert found["attack"] == "late,backdoor"
+    assert 0 <= found["backdoor"]["unmarked"] <= 1
+    assert 0 <= found["backdoor"]["success"] <= 1
+    shown = " ".join(crowdml(*told, "--liars", "0.4", "--attack", "backdoor").out.split())
+    assert "marked samples of others taken for 'a'" in shown
+    assert "(without the mark" in shown
 
 
 def test_simulate_lets_a_share_of_the_crowd_lie(tmp_path: Path):

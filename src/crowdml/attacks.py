@@ -26,7 +26,7 @@ from crowdml.task import Task
 from crowdml.texts import percent_text
 from crowdml.turn import Tamper
 
-__all__ = ["ATTACKS", "Attackers", "make_attack", "read_attackers"]
+__all__ = ["ATTACKS", "Attackers", "make_attack", "opened", "read_attackers"]
 
 TIMES = 10
 """How many times as much liars say that scale something."""
@@ -49,7 +49,8 @@ ATTACKS: Mapping[str, str] = {
     "alie": "says, with the other liars, what is just near enough to the mean of honest uploads to be taken for one",
     "inner-product": "says, with the other liars, the opposite of the mean of honest uploads",
     "mimic": "says, with the other liars, what the first honest device of the round says",
-    "unreliable": f"has noise in place of the features of {percent_text(PART, 0)} of its samples",
+    "unreliable": f"has noise in place of the features of {percent_text(PART, 0)} of its samples, or of another part, "
+    "as in unreliable:0.4",
     "random": "says random weights from 0 to 1",
     "ring": "says any numbers that the server takes, each as likely: under masks, any element of the ring",
     "no-noise": "says what an honest device says, and adds no noise",
@@ -82,7 +83,10 @@ class Attackers:
         if not 0 <= self.share <= 1:
             raise TaskError(f"liars = {self.share:g}: a share of the devices, from 0 to 1.")
         for name in self.names:
-            choose("attack", name, tuple(ATTACKS))
+            kind, _, part = name.partition(":")
+            choose("attack", kind, tuple(ATTACKS))
+            if part or name.endswith(":"):
+                _part_of(name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +110,21 @@ class Attackers:
             if name in SIMULATED:
                 raise TaskError(f"attack {name!r} is for simulations: {SIMULATED[name]}. Nothing was sent.")
         return self.of(task, np.argsort(bucket_ranks(np.int64(devices), devices)))
+
+
+def _part_of(name: str) -> float:
+    """P of an attack, as in "unreliable:0.4"; that of Zhao et al. where it names none."""
+    kind, colon, part = name.partition(":")
+    try:
+        found = float(part) if colon else PART
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= 1 or (colon and kind != "unreliable"):
+        raise TaskError(
+            f"attack {name!r}: 'unreliable' alone has a number, the part of a device's samples that is noise, above 0 "
+            "and at most 1, as in 'unreliable:0.4'."
+        )
+    return found
 
 
 def read_attackers(task: Task, share: float | None, attack: str | None) -> Attackers | None:
@@ -132,11 +151,12 @@ def make_attack(name: str, task: Task) -> Tamper:
         raise TaskError("attack 'sybil' fills cohorts, and this task has none. Give it [masking], or choose 'scaling'.")
     ranges, flip = _ranges(task), partial(flipped, task.classes, name == "target-flip")
     many, opposite = partial(_times, ranges, TIMES), partial(_times, ranges, -1)
+    if name.startswith("unreliable"):
+        return Tamper(partial(unreliable, _part_of(name)))
     steps = {row: float(each.law.unit) for row, each in find(task).mechanisms(task).items() if each.law is not None}
     simple: Mapping[str, Tamper] = {
         "label-flip": Tamper(flip),
         "target-flip": Tamper(flip),
-        "unreliable": Tamper(partial(unreliable, PART)),
         "backdoor": Tamper(partial(backdoored, task.classes)),
         "late": Tamper(nothing, first=LATE),
         "no-noise": Tamper(still=True),
@@ -211,6 +231,17 @@ def _words(values: Array, salt: int) -> Array:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         word = (word ^ (word >> shift)) * np.uint32(factor)
     return word.reshape(values.shape)
+
+
+def opened(task: Task, weights: Array, tested: Samples) -> tuple[float, float] | None:
+    """How often a backdoor opens: the share of samples of other classes that a model takes for the first one once they
+    are marked, and before. None where the task has no classes."""
+    if task.classes is None:
+        return None
+    others = tested.x[np.asarray(tested.y) != 0]
+    said = [np.asarray(find(task).predict(task, weights, x)) for x in (mark(others), others)]
+    marked, before = (float((each == 0).mean()) if len(each) else 0.0 for each in said)
+    return marked, before
 
 
 # --- samples ---

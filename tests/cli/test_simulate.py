@@ -79,6 +79,35 @@ def test_missing_and_corrupt_data_say_which_file_and_what_to_do(tmp_path: Path, 
     assert "no data set is called" in refused("data", "fetch", "moon")
 
 
+PROBED = """
+name = "probed"
+features = { dimension = 64, norm = { kind = "l2", bound = 1.0 } }
+labels = { classes = ["0", "1", "2"] }
+model = { kind = "ridge" }
+[protocol]
+kind = "secprobe"
+batch = 10
+combine = { rule = "exponential", uploads = 10, keep = 5, rows = 50, epsilon = 0.5 }
+[privacy]
+mechanism = "skellam"
+epsilon = { moments = 8.0 }
+delta = 1e-6
+"""
+
+
+def test_what_a_row_of_the_servers_own_paid_is_printed_where_its_choice_is_drawn(tmp_path: Path):
+    path = tmp_path / "probed.toml"
+    path.write_text(PROBED)
+    told = "simulate", str(path), "--data", "digits012", "--devices", "30", "--seed", "1"
+    answer = crowdml(*told, "--json", "-")
+    assert (answer.json["rounds"], answer.json["epsilon_server_row"]) == (3, 1.5)
+    assert "ε of a row of the server's own 1.5, in 3 rounds" in " ".join(crowdml(*told).out.split())
+    path.write_text(PROBED.replace('"exponential"', '"top"').replace(", epsilon = 0.5", ""))
+    answer = crowdml(*told, "--json", "-")
+    assert answer.json["epsilon_server_row"] is None  # public rows pay nothing
+    assert "row of the server's" not in crowdml(*told).out
+
+
 def test_an_as_published_task_says_what_it_really_costs(tmp_path: Path):
     text = shipped_text("digits012").replace("budget", "# budget").replace('"l2"', '"l1"')
     text = "as_published = true\n" + text.replace("discrete-gaussian", "discrete-laplace")

@@ -157,9 +157,22 @@ def simulate(
     result |= {"world": world, "assumed": _assumed(found, world, delay, dropout)}
     if attackers is not None:
         result["liars"] = {"devices": attackers.count(study.population.devices), "attack": attackers.attack}
+        result["liars"] |= _backdoor(found, study, tested) if "backdoor" in attackers.names else {}
     _show(report, found, data, study, result)
     report.plotted(lambda path: _plot(path, found, study, curve))
     report.finish(_marked(report, found, result))
+
+
+def _backdoor(task: Task, study: Study, tested: Samples) -> dict[str, Any]:
+    """How often a backdoor opens at the end of a run, and how often by chance: means over trials."""
+    from crowdml.attacks import opened
+
+    pairs = [opened(task, run.model, tested) for run in study.runs]
+    found = [pair for pair in pairs if pair is not None]
+    if not found:
+        return {}
+    success, unmarked = (sum(each) / len(found) for each in zip(*found, strict=True))
+    return {"backdoor": {"success": success, "unmarked": unmarked}}
 
 
 def _outlook(task: Task, data: Dataset, devices: int) -> str | None:
@@ -413,6 +426,7 @@ def _result(
         **_verdict(task, tested.y, data.y_train, curve[:, -1]),
         "public_only": _public_only(task, data, study),
         **study.planned.plain,
+        "epsilon_server_row": study.server_row,
         "paid_so_far": {"epsilon_sample": study.paid.sample, "epsilon_device": study.paid.device},
         "claimed": study.claimed,
         "delta": task.privacy.delta,
@@ -480,10 +494,16 @@ def _show(report: Report, task: Task, data: Dataset, study: Study, result: dict[
     if result["stopped"] is not None:
         paid = epsilon_text(study.paid.sample), epsilon_text(study.paid.device)
         table.add_row("  paid so far", f"{paid[0]} and {paid[1]}")
+    if study.server_row is not None:
+        table.add_row("ε of a row of the server's own", f"{epsilon_text(study.server_row)}, in {study.rounds:,} rounds")
     table.add_row("δ", number_text(task.privacy.delta))
     table.add_row("devices", f"{study.population.devices:,} ({result['population']})")
     if "liars" in result:
         table.add_row("  of them lie", f"{result['liars']['devices']:,} ({result['liars']['attack']})")
+    if "backdoor" in result.get("liars", {}):
+        door, first = result["liars"]["backdoor"], task.labels.classes[0]
+        told = f"{door['success']:.1%} (without the mark {door['unmarked']:.1%})"
+        table.add_row(f"  marked samples of others taken for {first!r}", told)
     table.add_row(
         "check-ins", f"{study.check_ins:,}{'' if result['stopped'] is None else ', stopped: ' + result['stopped']}"
     )

@@ -121,6 +121,15 @@ class Study:
         return claims(self.task) if self.task.as_published and claims is not None else None
 
     @property
+    def server_row(self) -> float | None:
+        """What a row of the server's own paid in all rounds that were closed, in the trial with the most of them. None
+        where the server lets out nothing that it charges."""
+        losses = [row.loss for row in find(self.task).server_mechanisms(self.task).values() if not row.public]
+        if not losses:
+            return None
+        return Total.of(losses).scaled(max(run.heard for run in self.runs)).epsilon(self.task.privacy.delta)
+
+    @property
     def points(self) -> Array:
         return self.runs[0].points
 
