@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from crowdml.channels import Gathering
 from crowdml.datasets import load
 from crowdml.device.gathering import wait_for_round
+from crowdml.device.runner import Runner
 from crowdml.errors import TaskError
 from crowdml.protocols import find
 from crowdml.sim.studies import simulate
@@ -109,3 +111,24 @@ def test_simulated_devices_that_are_not_drawn_wait_for_the_next_round():
 def test_a_lottery_that_makes_no_sense_is_refused(more: str, masks: str, says: str):
     with pytest.raises(TaskError, match=says):
         find(make(more, masks)).gathers(make(more, masks))
+
+
+@pytest.mark.parametrize(("found", "given", "rests"), [([4], 4, 0), ([5, 5], 5, 0), ([5, 5, 6], 6, 1)])
+def test_a_device_that_looked_before_a_round_closed_waits_to_be_drawn_for_the_next(
+    found: list[int], given: int, rests: int
+):
+    """It was drawn for round 4, or is for 5 at once, or for 6 alone: the server would refuse what it paid for."""
+    offered, rested = iter(found), list[int]()
+
+    async def check_out() -> Any:
+        return SimpleNamespace(version=next(offered))
+
+    async def rest(looks: int) -> None:
+        rested.append(looks)
+
+    draws = lambda number, looks: number == given  # noqa: E731
+    device: Any = SimpleNamespace(
+        _check_out=check_out, _rest=rest, _lottery=draws, _drawn_for=4, _gave=3, tell=lambda _: None
+    )
+    published = asyncio.run(Runner._publication(device))
+    assert (published.version, device._drawn_for, len(rested)) == (given, given, rests)

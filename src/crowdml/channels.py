@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -438,6 +439,14 @@ class Gathering:
         told = b"crowdml/drawn/1\0" + task.hash + number.to_bytes(8, "little") + device.encode()
         word = int.from_bytes(hashlib.sha256(told).digest()[:8], "little")
         return word < self.drawn * 2 ** (64 + min(looks, 64))
+
+    @staticmethod
+    def looks_within(seconds: float) -> int:
+        """How many times more a device may have looked at a round since it opened so many seconds ago. Between two
+        looks it waits at least 0.5, 1, 2, ... 128 seconds, and then 150 each; a tenth of the time, and a tenth of a
+        second, are slack."""
+        passed = 1.1 * max(0.0, seconds) + 0.1
+        return int(math.log2(2 * passed + 1) if passed < 255.5 else min(64.0, 9 + (passed - 255.5) / 150))
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.size:

@@ -3815,6 +3815,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/protocols/test_fltrust.py::test_what_of_root_rows_passes_the_door_is_a_cosine_each_and_one_length[sgd]",
     ),
     Mutant(
+        "lottery: a server takes whoever comes first",
+        "server/closing.py Closing._is_drawn",
+        "gathering.draws(self.runner.task, self.fold.version, device, looks)",
+        "True",
+        "tests/server/test_lottery_check.py::test_who_is_not_drawn_for_the_open_round_and_does_not_wait_is_refused[0]",
+    ),
+    Mutant(
+        "lottery: a server gives no time to those who wait",
+        "channels.py Gathering.looks_within",
+        "1.1 * max(0.0, seconds) + 0.1",
+        "0.9 * max(0.0, seconds)",
+        "tests/server/test_lottery_check.py::test_no_honest_device_is_ahead_of_the_server",
+    ),
+    Mutant(
         "rooted: Zeno++ forgets what a long step costs",
         "rooted.py zeno",
         "rho * (scaled**2).sum()",

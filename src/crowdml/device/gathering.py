@@ -18,23 +18,24 @@ async def wait_for_round(
     rest: Callable[[int], Awaitable[None]],
     tell: Callable[[str], None],
     draws: Callable[[int, int], bool] | None = None,
-) -> None:
+) -> int:
     """Until a round is open that this device did not give to and for which it is drawn. Nothing is charged meanwhile.
 
     `look` reads which round is open, and `rest` lets time pass, longer after each look. `draws` says whether a device
-    that found a round open at so many looks is drawn for it; without it every device is.
+    that found a round open at so many looks is drawn for it; without it every device is. The round; -1: any.
     """
     looks, seen, found = 0, 0, -1
     while gave is not None or draws is not None:
         before, found = found, await look()
         seen = seen + 1 if found == before else 0
         if found != gave and (draws is None or found < 0 or draws(found, seen)):
-            return
+            return found
         if not looks:
             why = f"gave to round {gave}" if found == gave else f"is not drawn for round {found}"
             tell(f"waiting, uncharged: this device {why}, which is open until enough others gave")
         await rest(looks)
         looks += 1
+    return -1
 
 
 class Timers:

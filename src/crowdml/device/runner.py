@@ -30,7 +30,7 @@ import numpy as np
 
 from crowdml.arrays import Samples
 from crowdml.buffer import Buffer
-from crowdml.channels import Channel, Gathering
+from crowdml.channels import Channel
 from crowdml.device.client import Answer, Client, Unreachable, whole_number
 from crowdml.device.conditions import Conditions
 from crowdml.device.files import check_known
@@ -433,6 +433,8 @@ class Runner:
         self._gathers = protocol.channel(task) is Channel.GATHERED
         self._gathering = protocol.gathers(task)
         self._gave: int | None = kept.get("gave")
+        self._drawn_for = -1
+        """The round for which the lottery drew this device, as it found it when it looked."""
         """The round of uploads that this device gave to last."""
         self._timers = Timers(kept.get("wakes"))
         self._look, self._mail_by = LOOK, 0.0
@@ -593,17 +595,35 @@ class Runner:
             await self._keep_standing()
             return -1
 
-        async def rest(looks: int) -> None:
-            await self.clock.sleep(self.patience.pause(looks))
-            await self._conditions()
-            await self._pause()
+        self._drawn_for = await wait_for_round(self._gave, look, self._rest, self.tell, self._lottery)
 
+    async def _rest(self, looks: int) -> None:
+        await self.clock.sleep(self.patience.pause(looks))
+        await self._conditions()
+        await self._pause()
+
+    @property
+    def _lottery(self) -> Callable[[int, int], bool] | None:
+        """Whether this device is drawn for a round that it found open at so many looks; None: every device is."""
         drawn, name = self._gathering, self.member.key.id
-        draws = None if drawn is None or drawn.drawn is None else partial(self._is_drawn, drawn, name)
-        await wait_for_round(self._gave, look, rest, self.tell, draws)
+        if drawn is None or drawn.drawn is None:
+            return None
+        return lambda number, looks: drawn.draws(self.task, number, name, looks)
 
-    def _is_drawn(self, gathering: Gathering, name: str, number: int, looks: int) -> bool:
-        return gathering.draws(self.task, number, name, looks)
+    async def _publication(self) -> Any:
+        """The publication to answer. If another round opened since this device looked, it waits to be drawn for that:
+        the server would refuse what it paid for."""
+        found = await self._check_out()
+        if self._lottery is None or int(found.version) == self._drawn_for:
+            return found
+
+        async def look() -> int:
+            nonlocal found
+            found = await self._check_out()
+            return int(found.version)
+
+        self._drawn_for = await wait_for_round(self._gave, look, self._rest, self.tell, self._lottery)
+        return found
 
     async def _is_lost(self) -> bool:
         """Whether the server does not have what this device gave last: its cohort came to nothing, or the server was
@@ -643,7 +663,7 @@ class Runner:
     async def _next_event(self, turn: Outcome, tags: Sequence[str]) -> Any:
         """What a device hears next while a batch is under way: the publication that it asked for, or a timer."""
         if turn.asks:
-            publication = await self._check_out()
+            publication = await self._publication()
             self.tell("checked out")
             return publication
         while self._timers.left(0.0, tags) is not None:

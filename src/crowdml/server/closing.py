@@ -7,6 +7,7 @@ rows of the operator's, is in that entry, with its charge: after a crash nothing
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -38,6 +39,9 @@ SOONEST = 1.0
 """Seconds: no timer of a protocol runs out sooner, so that one that always asks to be woken leaves time for others."""
 
 KINDS = {"public": "public", "charged": "private"}
+
+FRESH = 5.0
+"""Seconds for which a task counts as just begun: nobody can have looked at its first round long before."""
 
 LONG = 3600.0
 """Seconds after which the operator is told of a round that closes by number alone and is not full yet."""
@@ -117,6 +121,7 @@ class Closing:
             self.senders = runner.store.senders_of(runner.task.hash, self.fold.pending.open)
         self._due: dict[tuple[str, int], float] = {}
         self._told = -1
+        self._open_since = self._when_opened()
 
     # --- uploads ---
 
@@ -133,6 +138,25 @@ class Closing:
             return None
         return _over(f"The upload is for round {version}, which is over; round {now} is open.")
 
+    def _when_opened(self) -> float:
+        """When the open round was opened, by the clock that does not jump. Of a round that was open before this process
+        began that is not known: then its lottery counts as widened to everybody."""
+        opened, runner = self.fold.pending.opened, self.runner
+        if self.gathering is None or self.gathering.drawn is None or opened or self.fold.pending.open:
+            return -math.inf
+        since, now = runner.store.received_at(runner.task.hash, 0), runner.now()
+        passed = (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds() if now else math.inf
+        return runner.clock() - passed if 0 <= passed <= FRESH else -math.inf
+
+    def _is_drawn(self, device: str) -> bool:
+        """Whether the lottery has drawn this device by now: an honest one that waits as the protocol says is never
+        ahead of that."""
+        gathering = self.gathering
+        if gathering is None or gathering.drawn is None or self._open_since == -math.inf:
+            return True
+        looks = gathering.looks_within(self.runner.clock() - self._open_since)
+        return gathering.draws(self.runner.task, self.fold.version, device, looks)
+
     def choose(
         self, batch: Sequence[Signed], found: Sequence[Any], places: Sequence[int], answers: list[Any]
     ) -> tuple[list[int], list[int]]:
@@ -147,6 +171,8 @@ class Closing:
             problem = self.flaw(found[place])
             if problem is None and sender in self.senders:
                 problem = _over(f"This device gave to round {self.fold.version} already.")
+            if problem is None and not self._is_drawn(sender):
+                problem = _over(f"This device is not drawn for round {self.fold.version}, which is open: look again.")
             if problem is None and self.failure is not None:
                 problem = Problem("task-paused", "The round cannot be closed. The operator was told.", retry_after=60)
             if problem is not None:
@@ -243,6 +269,7 @@ class Closing:
         own = Own(self.fold.version, tuple(self.fold.pending.open))
         self._act(CLOSED, own, self.fold.closed, self.fold.take_closed)
         self.senders.clear()
+        self._open_since = self.runner.clock()
 
     def _wake(self, tag: str) -> None:
         self._act(WOKEN, Own(tag=tag), lambda door, rows: self.fold.woken(tag, door, rows),
