@@ -78,11 +78,23 @@ BY_COLUMN = ("mean", "median", "trimmed-mean")
 """Rules that ask for no distances."""
 
 
+class RuleName(OneOf):
+    """The rules that a task can name, and a sentence on one that is known and cannot be named."""
+
+    def check(self, where: str, value: Any) -> None:
+        if value in ("zeno", "zeno++"):
+            raise TaskError(
+                f"{where} = {value!r}: Zeno++ decides on single check-ins by rows of the server's own, and a server "
+                'applies those without any. Gather rounds, and take "fltrust" or "top".'
+            )
+        super().check(where, value)
+
+
 @dataclass(frozen=True)
 class Combine:
     """How a closed round of uploads becomes one, such as { rule = "median", uploads = 11 }."""
 
-    rule: Annotated[str, OneOf(*RULES, *ROOTED)]
+    rule: Annotated[str, RuleName(*RULES, *ROOTED)]
     """The rule: docs/robust.md has what each of them costs and stands."""
     uploads: Annotated[int, Between(1, 1_000_000)]
     """How many uploads close a round; under masks, how many cohorts."""

@@ -218,6 +218,13 @@ def test_settings_of_other_rules_are_refused(more: str, says: str):
         settled(parse(text.replace("ROW", "gradient").replace(", rows = 60", more)))
 
 
+@pytest.mark.parametrize("name", ["zeno", "zeno++"])
+def test_zeno_is_refused_by_a_sentence_that_says_why(name: str):
+    text = TEXT.replace("KIND", "sgd").replace("RULE", name).replace("SETTINGS", SETTINGS["sgd"])
+    with pytest.raises(TaskError, match=r"rule = 'zeno.*decides on single check-ins by rows of the server's own"):
+        settled(parse(text.replace("ROW", "gradient")))
+
+
 PLUGIN = """
 import numpy as np
 from crowdml import plugin as cm
