@@ -3621,7 +3621,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "robust: gram takes the noise of a median for that of a mean",
         "protocols/gram.py fit",
-        "by.inflation(by.uploads)",
+        "by.inflation(...)",
         "1.0",
         "tests/protocols/test_combine.py::test_gram_takes_the_median_of_cohorts_and_knows_the_noise_of_it",
     ),

@@ -10,13 +10,16 @@ from crowdml.errors import ProtocolError, TaskError
 from crowdml.plugins import blaming
 from crowdml.price import check_budget
 from crowdml.privacy.losses import Pure, Unbounded
+from crowdml.privacy.moments import SkellamGram
 from crowdml.privacy.rows import check_table
 from crowdml.protocol import Gathered, Protocol
 from crowdml.protocols.registry import PROTOCOLS as PROTOCOLS
 from crowdml.protocols.registry import check_plugins as check_plugins
 from crowdml.protocols.registry import plugins_of, with_plugins
 from crowdml.records import record
+from crowdml.robust import memory_of
 from crowdml.robust import remarks as remarks_on_rule
+from crowdml.second_moments import remark_on_noise
 from crowdml.task import LARGEST_DELTA, Task
 from crowdml.texts import count_text, did_you_mean, digits_below, size_text
 
@@ -112,13 +115,22 @@ def remarks_on(task: Task) -> tuple[str, ...]:
     needs *= 1 if task.masking is None else task.masking.minimum
     by = combining(task)
     rule = () if by is None else remarks_on_rule(by, None if task.masking is None else task.masking.cohort)
+    moments = protocol.mechanisms(task).get("moments")
+    if by is not None and by.rule == "grouping" and isinstance(moments, SkellamGram):
+        rule += remark_on_noise(task, moments)
+    numbers = sum(math.prod(field.shape) for field in fields if field.shape)
+    width = 2 * moments.features * moments.labels if isinstance(moments, SkellamGram) else 0
     blocks = f", one that reads blocks of 256 {size_text(256 * each)}" if found.size > 256 else ""
     return (
         *protocol.remarks(task),
         *rule,
         f"A round closes when {size} are in{late}. A device gives once a round, so with fewer than "
-        f"{count_text(needs, 'device')} no round ever closes. A rule that reads all uploads at once needs "
-        f"{size_text(found.size * each)} of memory{blocks}.",
+        f"{count_text(needs, 'device')} no round ever closes. "
+        + (
+            f"A rule that reads all uploads at once needs {size_text(found.size * each)} of memory{blocks}."
+            if by is None
+            else f"To close a round the server needs about {size_text(memory_of(by, numbers, width))} of memory."
+        ),
     )
 
 

@@ -157,7 +157,12 @@ def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
     fixed, by = plan(task), combining(task)
     moments = state.moments + np.asarray(total.moments.value, np.int64)
     devices, rounds = np.int32(state.devices + total.devices), np.int32(state.rounds + 1)
-    shares = int(devices) if by is None else int(devices) * by.inflation(by.uploads)
+    assert task.masking is not None
+    shares = (
+        int(devices)
+        if by is None
+        else int(devices) * by.inflation(by.came(int(devices), int(rounds), task.masking.cohort))
+    )
     weights = solve_moments(fixed, moments, shares).astype(np.float32)
     after = Learned(moments, devices, rounds, weights)
     heard = ("cohort", "been added up") if by is None else ("round", "been closed")

@@ -162,7 +162,8 @@ def fit(task: Task, state: Learned, total: Any, ctx: Context) -> Step[Learned]:
     fixed, by = plan(task).regression, plan(task).settings.combine
     moments = state.moments + np.asarray(total.moments.value, np.int64)
     devices, rounds = np.int32(state.devices + total.devices), np.int32(state.rounds + 1)
-    weights = solve_moments(fixed, moments, int(devices) * by.inflation(by.uploads)).astype(np.float32)
+    shares = int(devices) * by.inflation(by.came(int(devices), int(rounds), 1))
+    weights = solve_moments(fixed, moments, shares).astype(np.float32)
     stops = stop_after(task.stop.steps, rounds, "round", "been closed")
     return Step(Learned(moments, devices, rounds, weights), (Publish(Fitted(weights, rounds)), *stops))
 
