@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "buffer": CORE,
     "wire": CORE,
     "storage": CORE | {"wire"},  # the server's journal keeps what was signed
-    "rooted": BOTTOM | {"models", "privacy"},
+    "rooted": BOTTOM | {"models", "privacy", "robust"},
     "second_moments": CORE | {"models", "features", "rooted"},
     "protocols": CORE | {"models", "features", "second_moments"},
     "device": LIBRARY,

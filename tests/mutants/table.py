@@ -3557,7 +3557,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "roots: uploads are rated on a part of the rows that was rated before",
-        "channels.py weigh_uploads.rated",
+        "channels.py weigh_uploads.ratings",
         "rows.y",
         "rows.y[::-1]",
         "tests/server/test_root_rows.py::test_without_noise_the_uploads_that_do_best_are_taken",
@@ -3684,7 +3684,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rooted: uploads are grouped whatever their noise is",
         "rooted.py refuse_uploads",
-        "energy > free + EXCESS * excess + chance",
+        "energy > most",
         "energy > np.inf",
         "tests/test_rooted.py::test_an_upload_with_other_noise_than_its_own_is_left_out[1.4]",
     ),
@@ -3781,9 +3781,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rooted: features and labels of a root row are clipped together",
-        "second_moments.py group_uploads",
-        "(row.steps(part) / row.clip for part in (made[:, : row.features], made[:, row.features :]))",
-        "np.split(row.steps(made) / row.clip, [row.features], axis=1)",
+        "second_moments.py root_of.made",
+        "row.steps(h) / row.clip, row.steps(labels) / row.clip",
+        "np.split(row.steps(pairs) / row.clip, [row.features], axis=1)",
         "tests/protocols/test_grouping.py::test_without_a_lie_the_rule_is_the_sum_of_everybody",
     ),
     Mutant(

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from crowdml.arrays import Array
+from crowdml.features.maps import draw_bells
 
 __all__ = ["VARIATIONS", "bend", "variations"]
 
@@ -14,7 +15,7 @@ VARIATIONS = 8
 """How often each picture is bent."""
 MOST_BENT = 4000
 """Variations of all pictures together: with more pictures each is bent less often."""
-PUBLIC_SEED = 2027
+PUBLIC_SEED = 1
 
 
 def variations(pictures: Array) -> tuple[Array, int]:
@@ -27,15 +28,15 @@ def bend(pictures: Array, times: int) -> Array:
     """Square pictures [n, p] -> [times * n, p]: turned, stretched and bent a little, in other ways each time. The draw
     is public and fixed: the same pictures are bent alike wherever it is done."""
     n, side = len(pictures), math.isqrt(pictures.shape[1])
-    chance, middle = np.random.default_rng([PUBLIC_SEED, 6]), (side - 1) / 2
+    drawn, middle = draw_bells("bends", PUBLIC_SEED, 36 * n * times).reshape(times, n, 36), (side - 1) / 2
     image, own = pictures.reshape(n, side, side), np.arange(n)[:, None, None]
     rows, columns = np.mgrid[0:side, 0:side]
     corners, made = np.linspace(0, 3, side), list[Array]()
     first = np.minimum(corners.astype(int), 2)
     part = corners - first
-    for _ in range(times):
-        turn = chance.normal(0, 0.08, (n, 2, 2, 1, 1))
-        pull = chance.normal(0, side / 28, (n, 2, 4, 4))
+    for each in drawn:
+        turn = 0.08 * each[:, :4].reshape(n, 2, 2, 1, 1)
+        pull = side / 28 * each[:, 4:].reshape(n, 2, 4, 4)
         pull = pull[:, :, first] * (1 - part)[:, None] + pull[:, :, first + 1] * part[:, None]
         pull = pull[..., first] * (1 - part) + pull[..., first + 1] * part
         from_row = rows + turn[:, 0, 0] * (rows - middle) + turn[:, 0, 1] * (columns - middle) + pull[:, 0]

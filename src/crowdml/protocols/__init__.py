@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 from crowdml.channels import Channel, Gathering, combining
 from crowdml.errors import ProtocolError, TaskError
 from crowdml.plugins import blaming
 from crowdml.price import check_budget
 from crowdml.privacy.losses import Pure, Unbounded
-from crowdml.privacy.moments import SkellamGram
 from crowdml.privacy.rows import check_table
 from crowdml.protocol import Gathered, Protocol
 from crowdml.protocols.registry import PROTOCOLS as PROTOCOLS
@@ -115,11 +115,11 @@ def remarks_on(task: Task) -> tuple[str, ...]:
     needs *= 1 if task.masking is None else task.masking.minimum
     by = combining(task)
     rule = () if by is None else remarks_on_rule(by, None if task.masking is None else task.masking.cohort)
-    moments = protocol.mechanisms(task).get("moments")
-    if by is not None and by.rule == "grouping" and isinstance(moments, SkellamGram):
-        rule += remark_on_noise(task, moments)
+    width = 0
+    if by is not None and by.rule == "grouping":
+        moments: Any = protocol.mechanisms(task)["moments"]
+        rule, width = (*rule, *remark_on_noise(task, moments)), 2 * moments.features * moments.labels
     numbers = sum(math.prod(field.shape) for field in fields if field.shape)
-    width = 2 * moments.features * moments.labels if isinstance(moments, SkellamGram) else 0
     blocks = f", one that reads blocks of 256 {size_text(256 * each)}" if found.size > 256 else ""
     return (
         *protocol.remarks(task),
