@@ -366,14 +366,6 @@ def test_an_honest_crowd_in_much_noise_is_taken_whole(epsilon: float, seed: int)
     assert crowd_of(epsilon, seed).tolist() == [1.0] * 60
 
 
-def test_counts_have_noise_that_the_products_of_features_share():
-    """What a count explains of the products of features has the count's noise: no group is split by it."""
-    chance = np.random.default_rng(3)
-    few = np.stack([moments(*samples(9, chance)) for _ in range(60)]) + noise(60, chance)
-    made = prepare(few, np.full(60, 9), NOISE, ROOT)
-    assert len(group(np.arange(60), made.scaled, views(made, ROOT))) == 1
-
-
 def test_what_many_root_rows_tell_is_what_their_pairs_tell():
     x, labels = ROOT.features, ROOT.labels
     found, pairs, same = Stratum.of(x, labels), x @ x.T, labels @ labels.T

@@ -3780,6 +3780,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/test_rooted.py::test_the_result_is_a_sum_of_uploads_and_root_rows_choose_alone",
     ),
     Mutant(
+        "rooted: the noise of counts splits an honest crowd",
+        "rooted.py _view",
+        "np.concatenate([math.sqrt(many) * within, blurs])",
+        "math.sqrt(many) * within",
+        "tests/test_rooted.py::test_an_honest_crowd_in_much_noise_is_taken_whole[1-1.0]",
+    ),
+    Mutant(
+        "rooted: one device sent a hundred times hides the other classes",
+        "rooted.py choose_group",
+        "_is_counted(uploads, root)",
+        "False",
+        "tests/test_rooted.py::test_whoever_sends_what_one_honest_device_could_a_hundred_times_hides_no_class",
+    ),
+    Mutant(
+        "rooted: the reason of an upload is not in the journal",
+        "second_moments.py group_uploads",
+        "-found.reasons.astype(np.float64)",
+        "0.0",
+        "tests/server/test_root_rows.py::test_the_journal_says_why_an_upload_was_left_out_and_older_entries_are_read",
+    ),
+    Mutant(
         "rooted: features and labels of a root row are clipped together",
         "second_moments.py root_of.made",
         "row.steps(h) / row.clip, row.steps(labels) / row.clip",

@@ -4,7 +4,8 @@ Moments are computed once for each split, exactly; noise and lies are added to t
 the mechanism's variance: its standard deviation is above 10^5 grid steps, where the two laws cannot be told apart.
 What liars send is a function of moments, so an attack costs a few sums. The map, the ridge and the tests' thresholds
 were fixed on digits drawn by code and on the theory of the noise, while only `SEEN` attacks were looked at; `HELD_OUT`
-ones were added after that, and nothing was changed.
+ones were added after that. The rule changed once more when a figure had shown them: on drawn digits and for crowds
+without a liar, so they are out of sight no longer in the strict sense.
 """
 
 from __future__ import annotations
