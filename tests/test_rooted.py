@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from crowdml.arrays import Samples
+from crowdml.channels import Stacked
+from crowdml.datasets import load
 from crowdml.errors import TaskError
 from crowdml.models.ridge import predict, solve
 from crowdml.privacy.moments import split
+from crowdml.privacy.seeded import SeededSource, stream
+from crowdml.protocols import secprobe
 from crowdml.rooted import (
     REASONS,
     Candidate,
     Distance,
     Root,
+    Stratum,
     _best,
     _candidate,
     _joined,
+    _whitened,
     choose_group,
     flatten,
     fltrust,
@@ -31,6 +39,8 @@ from crowdml.rooted import (
     views,
     zeno,
 )
+from crowdml.second_moments import group_uploads, moment_rows
+from crowdml.task import parse
 
 FEATURES, CLASSES, SAMPLES, NOISE = 24, 3, 400, 3.0
 MIDDLE = FEATURES * (FEATURES + 1) // 2
@@ -287,6 +297,114 @@ def test_numbers_are_grouped_as_classes_are():
     found = choose_group(rows, np.full(25, SAMPLES), NOISE, own, 0.35)
     assert found.weights[10:].sum() == 0
     assert found.weights[:10].sum() >= 9
+
+
+def test_with_many_rows_for_each_feature_a_half_bad_upload_is_taken_where_it_helps():
+    chance = np.random.default_rng(21)
+    slope = chance.normal(size=FEATURES)
+
+    def upload(bad: float) -> Any:
+        x, _ = samples(SAMPLES, chance)
+        y = np.clip(0.3 * (x @ slope), -1, 1)
+        spoiled = chance.random(SAMPLES) < bad
+        x[spoiled, : FEATURES - 1] = chance.random((spoiled.sum(), FEATURES - 1)) / math.sqrt(FEATURES)
+        drawn = 8 * NOISE * chance.normal(size=MIDDLE + FEATURES)
+        drawn[FEATURES:MIDDLE] /= math.sqrt(2)
+        return np.concatenate([flatten(x.T @ x), x.T @ y]) + drawn
+
+    rows = np.stack([upload(0.0) for _ in range(10)] + [upload(0.3) for _ in range(30)])
+    rows = np.concatenate([rows, SAMPLES * chance.random((6, MIDDLE + FEATURES))])
+    x, _ = samples(4000, chance)
+    y = np.clip(0.3 * (x @ slope), -1, 1)[:, None]
+    found = {count: choose_group(rows, np.full(46, SAMPLES), 8 * NOISE, Root(x[:count], y[:count], False), 0.35)
+             for count in (9 * FEATURES, 4000)}  # fmt: skip
+    assert found[4000].weights[40:].sum() == 0
+    assert "score" not in {REASONS[each] for each in found[9 * FEATURES].reasons}
+
+    def off(weights: Any) -> float:
+        solved = solve(*split(rows[weights > 0].sum(0), FEATURES, 1), 8 * NOISE * math.sqrt(weights.sum()), 0.35)
+        return float(((x @ solved - y) ** 2).mean())
+
+    assert off(found[4000].weights) <= off(found[9 * FEATURES].weights)
+
+
+# --- honest crowds in much noise, and many root rows ---
+
+DIGITS = """
+name = "noisy-digits"
+features = { dimension = 64, norm = { kind = "l2", bound = 1.0 } }
+labels = { classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"] }
+model = { kind = "ridge" }
+[protocol]
+kind = "secprobe"
+batch = 20
+combine = { rule = "grouping", uploads = 60, rows = 200 }
+[privacy]
+mechanism = "skellam"
+epsilon = { moments = EPSILON }
+delta = 1e-6
+"""
+
+
+def crowd_of(epsilon: float, seed: int) -> Any:
+    """What `group_uploads` says of 60 honest uploads of 20 digits each, with the noise that devices draw."""
+    task, data = parse(DIGITS.replace("EPSILON", str(epsilon))), load("digits", normalise="l2")
+    fixed = secprobe.plan(task)
+    order = np.random.default_rng(seed).permutation(len(data.y_train))
+    rows = Samples(data.x_train[order[:200]], data.y_train[order[:200]])
+    steps = []
+    for number in range(60):
+        mine = order[200 + 20 * number : 220 + 20 * number]
+        exact = fixed.mechanism.moments(moment_rows(fixed, Samples(data.x_train[mine], data.y_train[mine])))
+        steps.append(exact + fixed.mechanism.noise(SeededSource(stream(seed, number, 0)), 1))
+    return group_uploads(fixed, Stacked({"moments": np.stack(steps)}, np.ones(60, np.int32)), rows)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_honest_crowd_in_much_noise_is_taken_whole(epsilon: float, seed: int):
+    assert crowd_of(epsilon, seed).tolist() == [1.0] * 60
+
+
+def test_what_many_root_rows_tell_is_what_their_pairs_tell():
+    x, labels = ROOT.features, ROOT.labels
+    found, pairs, same = Stratum.of(x, labels), x @ x.T, labels @ labels.T
+    others = len(x) * (len(x) - 1)
+    products, squares = pairs * same, pairs**2
+    assert found.size == pytest.approx((products.sum() - products.trace()) / others)
+    assert found.cross_spread == pytest.approx(products.trace() / len(x) - found.size)
+    expected = squares.trace() / len(x) - (squares.sum() - squares.trace()) / others
+    assert found.gram_spread == pytest.approx(expected)
+    along = products.sum(1) / len(x) / found.size
+    assert found.wobble == pytest.approx(along.std(ddof=1) / math.sqrt(len(x)))
+
+
+@pytest.mark.parametrize("known", [3, 30])
+def test_known_directions_are_whitened_whether_they_are_few_or_many(known: int):
+    chance = np.random.default_rng(known)
+    seen, along = chance.normal(size=(5, 12)), chance.normal(size=(known, 12))
+    expected = seen @ np.linalg.inv(np.eye(12) + along.T @ along) @ seen.T
+    np.testing.assert_allclose(_whitened(seen, along), expected, atol=1e-9)
+
+
+def test_ten_thousand_root_rows_make_no_matrix_of_their_pairs():
+    own = root(10_000)
+    tracemalloc.start()
+    found = choose_group(HONEST, np.full(12, SAMPLES), NOISE, own, 0.35)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.weights.sum() == 12
+    assert most < 8 * 10_000**2 / 4
+
+
+def test_whoever_sends_what_one_honest_device_could_a_hundred_times_hides_no_class():
+    honest = uploads(12, 2, only=[(0, 1), (1, 2), (2, 0)])
+    chance = np.random.default_rng(6)
+    alike = moments(*samples(SAMPLES, chance, (0,))) + noise(108, chance)
+    both = np.concatenate([honest, alike])
+    found = chosen(both)
+    assert found.weights[12:].sum() <= 30
+    assert error(both[found.weights > 0]) <= error(honest) + 0.02
 
 
 def test_what_a_rule_cannot_do_is_refused_by_a_sentence():

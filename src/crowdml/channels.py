@@ -94,6 +94,7 @@ def combining(task: Task) -> Combine | None:
             'protocol.combine.rule = "grouping": it groups second moments with Skellam noise, which only protocols '
             f"with a row `moments` release, such as gram and secprobe. Name another rule for {task.protocol['kind']}."
         )
+    by.check_rows(task.classes)
     return by
 
 
@@ -291,15 +292,23 @@ def weigh_uploads(close: Close, task: Task, state: Any, event: Gathered, ctx: An
         return _trusted_along(close, task, state, event, ctx)
     assert by.keep is not None
 
+    def ratings(rows: Any) -> Iterator[Array]:
+        """[rows] of each upload."""
+        for one in _each_alone(close.made, event):
+            said = ctx.predict((close.tried or close.handler)(task, state, one, ctx).state, rows.x)
+            yield _rate(task, by, said, rows.y)
+
+    def means_of(rows: Any) -> Array:
+        return np.array([np.asarray(each, np.float32).mean() for each in ratings(rows)])
+
     def rated(rows: Any) -> Array:
         found = np.empty((len(rows), count), np.float32)
-        for place, one in enumerate(_each_alone(close.made, event)):
-            said = ctx.predict((close.tried or close.handler)(task, state, one, ctx).state, rows.x)
-            found[:, place] = _rate(task, by, said, rows.y)
+        for place, each in enumerate(ratings(rows)):
+            found[:, place] = each
         return found
 
     if by.rule == "top":
-        scores = np.asarray(ctx.release("scores", ctx.rows.map(lambda rows: rated(rows).mean(0)[None])).value)
+        scores = np.asarray(ctx.release("scores", ctx.rows.map(lambda rows: means_of(rows)[None])).value)
         taken = np.argsort(-scores, kind="stable")[: by.keep]
     else:
         taken = np.asarray(ctx.release("chosen", ctx.rows.map(rated)).value)

@@ -44,6 +44,9 @@ MOST_COMPARED = 4096
 """Uploads that are compared two by two: their products take 128 MiB."""
 NUMBERS = 1 << 24
 """Numbers of a block of columns."""
+FEWEST_ROWS, MOST_ROWS = 2, 20_000
+"""Root rows of each class that `grouping` needs, so that they have a spread, and of all that it takes: with so many a
+round takes some seconds, most of them for the features of pictures."""
 
 CHEAPEST = (
     "For a share α of liars among n devices, cohorts of about 1/α devices are best, and their noise is about "
@@ -164,6 +167,11 @@ class Combine:
                  "epsilon": "what a row of the server's own pays for a round"}  # fmt: skip
         for key in [key for key, value in needed.items() if value is None]:
             raise TaskError(f"{where}.{key} is missing: {self.rule} has to know {helps[key]}.")
+        if self.rule == "grouping" and (self.rows or 0) > MOST_ROWS:
+            raise TaskError(
+                f"{where}.rows = {self.rows:,}: grouping takes at most {MOST_ROWS:,}, so that a round closes in "
+                "seconds. Name fewer: a few thousand tell all that it asks."
+            )
         if self.before is not None or self.f is not None:
             key, value = ("before", self.before) if self.before is not None else ("f", self.f)
             raise TaskError(f"{where}.{key} = {value!r}: {self.rule} rates single uploads as they are. Leave it out.")
@@ -186,6 +194,16 @@ class Combine:
     def compares(self) -> bool:
         """Whether it asks for the distances between uploads."""
         return self.rule not in (*BY_COLUMN, *RATING, "fltrust") or self.before == "nnm"
+
+    def check_rows(self, classes: int | None) -> None:
+        """Refuse too few rows for a task with so many classes, or with numbers."""
+        least = FEWEST_ROWS * (classes or 1)
+        if self.rule == "grouping" and (self.rows or 0) < least:
+            what = "rows" if classes is None else f"rows of each of {classes} classes"
+            raise TaskError(
+                f"protocol.combine.rows = {self.rows}: grouping needs at least {FEWEST_ROWS} {what}, so {least} or "
+                "more."
+            )
 
     def rows_of(self, uploads: int) -> int:
         """How many rows the rule itself has: buckets are fewer than uploads."""
@@ -220,7 +238,10 @@ class Combine:
             )
 
     def stands(self, uploads: int) -> int:
-        """The most lies among so many uploads for which the rule's result stays bounded."""
+        """The most lies among so many uploads for which the rule's result stays bounded.
+
+        Of `grouping`: where the noise of one upload hides no lie (`second_moments.remark_on_noise`).
+        """
         if self.rule == "mean" or self.rule in RATING:
             return 0
         if self.rule in ("grouping", "fltrust"):
@@ -228,6 +249,11 @@ class Combine:
         times, more = RULES[self.rule]
         most = max(0, (self.rows_of(uploads) - more) // times)
         return most if self.f is None else min(most, self.f)
+
+    def came(self, devices: int, rounds: int, each: int) -> int:
+        """How many uploads of up to `each` devices a round had on average, where so many devices gave in so many
+        rounds. A round that closes by time has fewer than `uploads`."""
+        return min(self.uploads, max(1, -(-devices // (max(1, rounds) * each))))
 
     def inflation(self, uploads: int) -> float:
         """The variance of the noise in the result over that in the mean of all uploads, about, without any lie."""
@@ -521,6 +547,16 @@ def trusted(angles: Array, lengths: Array, own: Any) -> Array:
 # --- what whoever starts a study should know ---
 
 
+def memory_of(by: Combine, numbers: int, width: int = 0) -> int:
+    """About how many bytes a round of uploads of so many numbers takes at its close, as measured: most rules read some
+    columns of all uploads at once, and `grouping` all of them, beside `width` numbers for each of its rows."""
+    whole, pairs = by.uploads * numbers, by.uploads**2
+    if by.rule == "grouping":
+        return 40 * whole + 48 * pairs + 32 * min(by.rows or 0, 2000) * width
+    rated = 4 * by.uploads * (by.rows or 0) if by.rule == "exponential" else 0
+    return 40 * min(whole, NUMBERS) + (64 * pairs if by.compares else 0) + rated
+
+
 def remarks(by: Combine, cohort: int | None) -> tuple[str, ...]:
     """What the rule stands and costs; under masks uploads are the sums of cohorts of so many devices."""
     each, bad = ("upload", "be lies") if cohort is None else ("cohort", "have a liar")
@@ -587,8 +623,8 @@ def _grouping_remarks(by: Combine, each: str, cohort: int | None) -> tuple[str, 
     told = [
         f"Rounds of {count_text(by.uploads, each)} are combined by grouping: each {each} is tested for its known noise "
         f"and its sums, those that pass are grouped, and the group whose model has the least error on up to {rows} of "
-        f"the server's own is taken. It asks no number of liars, and without a lie it takes every {each}. Rows are "
-        "public: attach them with `crowdml task validate --public`. No sample pays for it."
+        f"the server's own is taken. It asks no number of liars. Rows are public: attach them with "
+        "`crowdml task validate --public`. No sample pays for it."
     ]
     if cohort is not None:
         over, devices = math.sqrt(by.uploads), by.uploads * cohort

@@ -29,6 +29,7 @@ from crowdml.arrays import Array, Integers, namespace
 from crowdml.errors import TaskError
 from crowdml.models.ridge import predict, solve
 from crowdml.privacy.moments import split
+from crowdml.robust import FEWEST_ROWS as FEWEST
 from crowdml.robust import cosines, trusted
 
 __all__ = ["REASONS", "Chosen", "Root", "choose_group", "fltrust", "prepare", "refuse_uploads", "top", "zeno"]
@@ -44,15 +45,19 @@ LEAST_EXCESS = 0.5
 """A group that is nearer to the root rows than this share of what chance allows, by `SURE` standard deviations of its
 noise, repeats them: another crowd's is at 1, and farther where it is of other people."""
 SURE = 3.0
-FEWEST = 2
-"""Root rows of each class, so that they have a spread."""
+MANY = 10
+"""Root rows for each feature, from which on the best uploads by score are tried, too, where labels are numbers."""
 EDGE = 4.0
 """How many fluctuations of noise's largest singular value a group may be spread beyond its mean."""
 MOST_GROUPS = 32
 """Splits end here: each group is solved for, and liars could ask for many."""
+COLUMNS = 4096
+"""Numbers of each upload that are compared at once."""
+MOST_SPREAD = 2000
+"""Root rows that tell along what samples differ, evenly from each class: more of them take long and tell no more."""
 
 REASONS: tuple[str, ...] = ("accepted", "not finite", "size", "labels", "counts", "noise", "copy", "another group",
-                            "root rows")  # fmt: skip
+                            "root rows", "score")  # fmt: skip
 """Why an upload is not in the result, by number: 0 of those that are."""
 
 
@@ -134,16 +139,16 @@ class Stratum:
 
     @staticmethod
     def of(h: Array, y: Array) -> Stratum:
-        rows = len(h)
-        pairs, same = h @ h.T, y @ y.T
-        products, squares = pairs * same, pairs**2
-        others = rows * (rows - 1)
-        size = max(float((products.sum() - products.trace()) / others), 1e-3 * float(products.trace()) / rows)
-        cross_spread = max(float(products.trace()) / rows - size, 1e-9)
-        gram_spread = max(float(squares.trace()) / rows - float(squares.sum() - squares.trace()) / others, 1e-9)
-        along = products.sum(1) / rows / size
+        rows, others = len(h), len(h) * (len(h) - 1)
+        cross, gram, lengths = h.T @ y, h.T @ h, (h**2).sum(1)
+        single = float((lengths * (y**2).sum(1)).sum())  # of a row with itself
+        size = max((float((cross**2).sum()) - single) / others, 1e-3 * single / rows)
+        cross_spread = max(single / rows - size, 1e-9)
+        single = float((lengths**2).sum())
+        gram_spread = max(single / rows - (float((gram**2).sum()) - single) / others, 1e-9)
+        along = ((h @ cross) * y).sum(1) / rows / size
         wobble = float(along.std(ddof=1)) / math.sqrt(rows)
-        return Stratum(h.T @ y / rows, h.T @ h / rows, size, cross_spread, gram_spread, rows, wobble)
+        return Stratum(cross / rows, gram / rows, size, cross_spread, gram_spread, rows, wobble)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +183,7 @@ def prepare(moments: Array, samples: Array, deviation: Array | float, root: Root
     if not (deviation > 0).all():
         raise TaskError("uploads without noise: their noise is what this rule tests. Take another rule.")
     finite = np.isfinite(moments).all(1)
-    moments = np.where(finite[:, None], moments, 0.0)
+    moments = moments if finite.all() else np.where(finite[:, None], moments, 0.0)
     cross, gram = moments[:, length:], moments[:, :length]
     facts = root.facts
     means = np.stack([each.cross.reshape(-1) for each in facts])
@@ -188,14 +193,28 @@ def prepare(moments: Array, samples: Array, deviation: Array | float, root: Root
         counts = np.asarray(samples, np.float64)[:, None]
     scale = _scale(d)
     flat = np.stack([flatten(each.gram) for each in facts])
-    left = (cross - counts @ means) / deviation[:, None]
-    rest = (gram - counts @ flat) * (scale / deviation[:, None])
+    left, rest = counts @ means, counts @ flat  # a round may be large: no array of its size is made twice
+    np.subtract(cross, left, out=left)
+    np.subtract(gram, rest, out=rest)
+    left /= deviation[:, None]
+    rest *= scale
+    rest /= deviation[:, None]
     return WhitenedUploads(moments, np.asarray(samples, np.float64), deviation, counts, left, rest, finite)
 
 
 def flatten(gram: Array) -> Array:
     """A symmetric matrix as a vector: its diagonal, then what is above it row by row."""
     return np.concatenate([np.diagonal(gram), gram[np.triu_indices(len(gram), 1)]])
+
+
+def _lengths(rows: Array) -> Array:
+    """[M]: the squared length of each row."""
+    return np.einsum("ml,ml->m", rows, rows)
+
+
+def _sum(rows: Array, members: Integers) -> Array:
+    """The sum of these rows, without a copy of them."""
+    return np.bincount(members, minlength=len(rows)).astype(np.float64) @ rows
 
 
 def _scale(d: int) -> Array:
@@ -227,10 +246,15 @@ def refuse_uploads(uploads: WhitenedUploads, root: Root) -> Integers:
     rows = np.array([each.rows for each in root.facts])
     away = (counts**2 / rows + np.maximum(counts, 0)) @ spreads / s[:, None] ** 2  # [M, 2] in units of the noise
     noisy = np.zeros(len(samples), bool)
-    for part, free, excess in ((uploads.cross, d * labels, away[:, 0]), (uploads.gram, d * (d + 1) // 2, away[:, 1])):
-        energy = (part**2).sum(1)
-        chance = DEVIATIONS * np.sqrt(2 * free + 4 * excess)
-        noisy |= (energy < free - chance) | (energy > free + EXCESS * excess + chance)
+    # What a count explains of the products of features brings the count's noise with it, mostly along one direction.
+    blur = sum(float((flatten(each.gram) ** 2 * _scale(d) ** 2).sum()) / each.size for each in root.facts)
+    blur *= float(root.classes)
+    for part, free, excess, more in ((uploads.cross, d * labels, away[:, 0], 0.0),
+                                     (uploads.gram, d * (d + 1) // 2, away[:, 1], blur)):  # fmt: skip
+        energy = _lengths(part)
+        chance = DEVIATIONS * np.sqrt(2 * free + 4 * excess + 4 * more + 2 * more**2)
+        most = free + EXCESS * excess + more + chance + DEVIATIONS**2  # the tail of few squares is long
+        noisy |= (energy < free - chance) | (energy > most)
     tests.append(noisy)
     found = np.zeros(len(samples), np.int64)
     for reason, failed in reversed(list(enumerate(tests, start=1))):
@@ -267,9 +291,14 @@ def _copies(uploads: WhitenedUploads, found: Integers) -> Integers:
     """The same reasons, and "copy" for all but the first of uploads that have noise in common: two honest ones are at
     least as far apart as their noise takes them."""
     there = np.flatnonzero(found == 0)
-    wide = np.concatenate([uploads.cross[there], uploads.gram[there]], axis=1).astype(np.float32)
-    lengths, free = (wide**2).sum(1, dtype=np.float64), wide.shape[1]
-    apart = lengths[:, None] + lengths[None] - 2 * (wide @ wide.T)
+    free, products = 0, np.zeros((len(there), len(there)))
+    for part in (uploads.cross, uploads.gram):
+        free += part.shape[1]
+        for start in range(0, part.shape[1], COLUMNS):
+            some = part[there, start : start + COLUMNS]
+            products += some @ some.T
+    lengths = products.diagonal()
+    apart = lengths[:, None] + lengths[None] - 2 * products
     alike = np.triu(apart < 2 * free - DEVIATIONS * math.sqrt(8 * free), 1)
     after, gone = found.copy(), np.zeros(len(there), bool)
     for place in range(len(there)):
@@ -302,14 +331,23 @@ def views(uploads: WhitenedUploads, root: Root) -> list[View]:
                    for parts in ([f.gram for f in root.facts], [f.cross for f in root.facts]))  # fmt: skip
     share = float(np.median(uploads.samples)) / len(root.features)
     reads = _orthonormal(solve(share * gram, share * cross, s))
-    own = uploads.gram / _scale(d)
-    matrices = np.stack([split(np.append(row, np.zeros(d)), d, 1)[0] for row in own])
-    h, y = root.features, root.labels
-    seen = _coordinates(uploads.cross.reshape(-1, d, labels), matrices @ reads, basis, reads)
+    scale = _scale(d)
+    read = np.stack([split(np.append(row / scale, np.zeros(d)), d, 1)[0] @ reads for row in uploads.gram])
+    seen = _coordinates(uploads.cross.reshape(-1, d, labels), read, basis, reads)
+    blurred = np.stack([each.gram @ reads / math.sqrt(each.size) for each in root.facts])
+    blurs = _coordinates(np.zeros((len(blurred), d, labels)), blurred, basis, reads)
+    mine = [rows[_evenly(len(rows), MOST_SPREAD // len(root.strata))] for rows in root.strata]
+    h, y = (each[np.concatenate(mine)] for each in (root.features, root.labels))
     rows = _coordinates(h[:, :, None] * y[:, None], h[:, :, None] * (h @ reads)[:, None], basis, reads)
     q = reads.shape[1]
     free = (d * labels + q * (q + 1) // 2 + (d - q) * q, basis.shape[1] * labels + q * (q + 1) // 2)
-    return [_view(*each, uploads, root) for each in zip(seen, rows, free, strict=True)]
+    return [_view(*each, [len(rows) for rows in mine], uploads, root)
+            for each in zip(seen, rows, blurs, free, strict=True)]  # fmt: skip
+
+
+def _evenly(count: int, most: int) -> Integers:
+    """Places of at most so many rows, evenly among all of them."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
 
 
 def _coordinates(cross: Array, read: Array, basis: Array, reads: Array) -> tuple[Array, Array]:
@@ -329,20 +367,32 @@ def _orthonormal(columns: Array) -> Array:
     return left[:, sizes > 1e-6 * sizes[0]]
 
 
-def _view(seen: Array, rows: Array, free: int, uploads: WhitenedUploads, root: Root) -> View:
-    prior, within = [], np.zeros_like(rows)
-    for mine in root.strata:
-        within[mine] = rows[mine] - rows[mine].mean(0)
-        prior.append((within[mine] ** 2).sum() / (len(mine) - 1) / len(mine) / free)
+def _view(
+    seen: Array, rows: Array, blurs: Array, free: int, sizes: Sequence[int], uploads: WhitenedUploads, root: Root
+) -> View:
+    """`rows` are those of some root rows, so many of each stratum, one stratum after the other. `blurs` [K, L] are what
+    the noise of a count moves along: counts are read from features times labels, and what they explain of the products
+    of features has their noise."""
+    prior, within, first = [], np.empty_like(rows), 0
+    for size, stratum in zip(sizes, root.facts, strict=True):
+        part = slice(first, first + size)
+        within[part] = rows[part] - rows[part].mean(0)
+        prior.append((within[part] ** 2).sum() / (size - 1) / stratum.rows / free)
+        first += size
     # Uploads differ by their samples, too. That is no noise, and lies along what root rows differ by.
-    many = float(np.median(uploads.samples / uploads.deviation**2)) / max(1, len(rows) - len(root.strata))
-    small = within @ within.T
-    values, vectors = np.linalg.eigh(small)
-    values = values.clip(min=0.0)
-    along = seen @ within.T @ vectors  # [M, R]: each is sqrt(value) times a coordinate
-    held = values > 1e-9 * max(values.max(), 1e-30)
-    shrunk = np.where(held, 1 / (1 + many * values) - 1, 0.0) / np.maximum(values, 1e-30)
-    return View(seen @ seen.T + (along * shrunk) @ along.T, free, np.maximum(EXCESS * np.asarray(prior), 1e-12))
+    many = float(np.median(uploads.samples / uploads.deviation**2)) / max(1, len(rows) - len(sizes))
+    known = np.concatenate([math.sqrt(many) * within, blurs])
+    return View(_whitened(seen, known), free, np.maximum(EXCESS * np.asarray(prior), 1e-12))
+
+
+def _whitened(seen: Array, known: Array) -> Array:
+    """[M, M]: products of rows [M, L] that have noise of variance one and, beside it, one along each row of `known`."""
+    if len(known) < known.shape[1]:
+        along = seen @ known.T
+        inner = known @ known.T + np.eye(len(known))
+        return seen @ seen.T - along @ np.linalg.solve(inner, along.T)
+    inner = known.T @ known + np.eye(known.shape[1])
+    return seen @ np.linalg.solve(inner, seen.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -458,7 +508,7 @@ class Distance:
         ):
             free, rows = part.shape[1], np.array([each.rows for each in root.facts])
             chance = max(float((counts**2 * spreads / rows).sum()), 1e-30)
-            apart = float((part[members].sum(0) ** 2).sum()) - size * free
+            apart = float((_sum(part, members) ** 2).sum()) - size * free
             found.append((apart / chance, size * math.sqrt(2 * free) / chance))
         repeats = any(ratio + SURE * unsure < LEAST_EXCESS for ratio, unsure in found)
         return Distance(*max(found), repeats)
@@ -492,7 +542,7 @@ class Candidate:
 
 def _candidate(members: Integers, uploads: WhitenedUploads, root: Root, ridge: float) -> Candidate:
     """A group with its model's error on the rows on which models are tried."""
-    gram, cross = split(uploads.moments[members].sum(0), root.width, root.labels.shape[1])
+    gram, cross = split(_sum(uploads.moments, members), root.width, root.labels.shape[1])
     error = root.error(solve(gram, cross, math.sqrt((uploads.deviation[members] ** 2).sum()), ridge))
     distance = Distance.of(members, uploads, root)
     return Candidate(members, error, distance, float(uploads.samples[members].sum()))
@@ -516,12 +566,32 @@ def _joined(groups: Sequence[Candidate], uploads: WhitenedUploads, root: Root, r
     return found
 
 
+def _is_counted(uploads: WhitenedUploads, root: Root) -> bool:
+    """Whether the noise of an upload's count of a class is below the count of an even share."""
+    own = uploads.deviation[:, None] / np.sqrt([each.size for each in root.facts])
+    return bool(np.median(own) < np.median(uploads.samples) / len(root.strata))
+
+
+def _balanced(members: Integers, uploads: WhitenedUploads, root: Root, ridge: float) -> list[Candidate]:
+    """Fewer and fewer uploads of one group, chosen so that classes are as common as among the root rows: whoever sends
+    what an honest device of two classes could send, a hundred times, tells no lie and hides the other classes."""
+    want = np.array([len(rows) for rows in root.strata]) / len(root.features)
+    counts, left = uploads.counts[members].clip(min=0), np.ones(len(members), bool)
+    order, have = list[int](), np.zeros(len(want))
+    for _ in range(len(members)):
+        after = have + counts
+        off = ((after / np.maximum(after.sum(1, keepdims=True), 1e-30) - want) ** 2).sum(1)
+        order.append(int(np.argmin(np.where(left, off, np.inf))))
+        have, left[order[-1]] = after[order[-1]], False
+    sizes = sorted({math.ceil(len(members) / 2 ** (step / 2)) for step in range(1, 12)} - {0, len(members)})
+    return [_candidate(np.sort(members[order[:size]]), uploads, root, ridge) for size in sizes]
+
+
 def _best(groups: Sequence[Candidate], rows: int, classes: bool) -> Candidate:
     """The group with the least error on the root rows. Of those that so few rows cannot tell from it, the one that is
     nearest to these rows, as a lie may stay where no root row looks; and of those that are as near, the larger."""
     least = min(each.error for each in groups)
-    unsure = math.sqrt(least * (1 - least) / rows) if classes else least * math.sqrt(2 / rows)
-    equal = [each for each in groups if each.error <= least + unsure]
+    equal = [each for each in groups if each.error <= least + _unsure(least, rows, classes)]
     nearest = min(equal, key=lambda each: each.distance.ratio)
     near = [
         each
@@ -529,6 +599,28 @@ def _best(groups: Sequence[Candidate], rows: int, classes: bool) -> Candidate:
         if each.distance.ratio - each.distance.unsure <= NEARLY * nearest.distance.ratio + nearest.distance.unsure
     ]
     return max(near, key=lambda each: (each.samples, -each.error, tuple(-each.members)))
+
+
+def _unsure(error: float, rows: int, classes: bool) -> float:
+    """The standard deviation of an error on so many rows, by chance."""
+    return math.sqrt(error * (1 - error) / rows) if classes else error * math.sqrt(2 / rows)
+
+
+def _preferred(tried: Sequence[Candidate], root: Root) -> Candidate | None:
+    """The best of those that do not repeat the root rows, if there is one."""
+    open_ = [each for each in tried if not each.distance.repeats]
+    return _best(open_, len(root.trials[0]), root.classes) if open_ else None
+
+
+def _best_by_score(members: Integers, uploads: WhitenedUploads, root: Root, ridge: float) -> list[Candidate]:
+    """The best 1, 2, ... uploads by the error that the model of each alone has on the root rows.
+
+    With many times more rows than features a model that is wrong anywhere is wrong on root rows, so a score may choose.
+    It takes uploads of a device of which half of the samples are bad, where these lower the error in spite of that.
+    """
+    alone = [_candidate(members[place : place + 1], uploads, root, ridge).error for place in range(len(members))]
+    order = members[np.argsort(alone, kind="stable")]
+    return [_candidate(np.sort(order[: place + 1]), uploads, root, ridge) for place in range(len(order))]
 
 
 def choose_group(moments: Array, samples: Array, deviation: Array | float, root: Root, ridge: float) -> Chosen:
@@ -551,13 +643,23 @@ def choose_group(moments: Array, samples: Array, deviation: Array | float, root:
         if each.distance.repeats:
             after[each.members] = REASONS.index("root rows")
     alone = [each for each in alone if not each.distance.repeats]
-    near = _with_neighbours([each.members for each in alone], uploads.scaled, looks[0])
-    tried = [*alone, *(_candidate(each, uploads, root, ridge) for each in near)]
+    parts = [each.members for each in alone]
+    more = [np.sort(np.concatenate(parts))] if len(parts) > 1 else []  # everybody, to begin with
+    more += _with_neighbours(parts, uploads.scaled, looks[0])
+    tried = [*alone, *(_candidate(each, uploads, root, ridge) for each in more)]
     tried += _joined(alone, uploads, root, ridge)
-    open_ = [each for each in tried if not each.distance.repeats]
-    if not open_:
+    best = _preferred(tried, root)
+    if best is not None and root.classes and _is_counted(uploads, root):
+        least = best.error - 2 * _unsure(best.error, len(root.trials[0]), True)  # fewer uploads have more noise
+        fewer = _balanced(best.members, uploads, root, ridge)
+        best = _preferred([best, *(each for each in fewer if each.error < least)], root)
+    if not root.classes and len(root.trials[0]) >= MANY * root.width:
+        strange = np.flatnonzero(reasons == REASONS.index("noise"))
+        by_score = _preferred([*tried, *_best_by_score(np.union1d(there, strange), uploads, root, ridge)], root)
+        if by_score is not best and by_score is not None:
+            best, after[there] = by_score, REASONS.index("score")
+    if best is None:
         return Chosen(np.zeros(len(reasons)), after, math.inf, len(groups))
-    best = _best(open_, len(root.trials[0]), root.classes)
     members = best.members
     others = np.setdiff1d(there, members)
     after[members], after[others[after[others] == 0]] = 0, REASONS.index("another group")

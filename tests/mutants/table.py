@@ -3557,7 +3557,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "roots: uploads are rated on a part of the rows that was rated before",
-        "channels.py weigh_uploads.rated",
+        "channels.py weigh_uploads.ratings",
         "rows.y",
         "rows.y[::-1]",
         "tests/server/test_root_rows.py::test_without_noise_the_uploads_that_do_best_are_taken",
@@ -3621,7 +3621,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "robust: gram takes the noise of a median for that of a mean",
         "second_moments.py Solver.fit",
-        "by.inflation(by.uploads)",
+        "by.inflation(...)",
         "1.0",
         "tests/protocols/test_combine.py::test_gram_takes_the_median_of_cohorts_and_knows_the_noise_of_it",
     ),
@@ -3684,7 +3684,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rooted: uploads are grouped whatever their noise is",
         "rooted.py refuse_uploads",
-        "energy > free + EXCESS * excess + chance",
+        "energy > most",
         "energy > np.inf",
         "tests/test_rooted.py::test_an_upload_with_other_noise_than_its_own_is_left_out[1.4]",
     ),
@@ -3780,10 +3780,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/test_rooted.py::test_the_result_is_a_sum_of_uploads_and_root_rows_choose_alone",
     ),
     Mutant(
-        "rooted: features and labels of a root row are clipped together",
+        "rooted: the noise of counts splits an honest crowd",
+        "rooted.py _view",
+        "np.concatenate([math.sqrt(many) * within, blurs])",
+        "math.sqrt(many) * within",
+        "tests/test_rooted.py::test_an_honest_crowd_in_much_noise_is_taken_whole[1-1.0]",
+    ),
+    Mutant(
+        "rooted: one device sent a hundred times hides the other classes",
+        "rooted.py choose_group",
+        "_is_counted(uploads, root)",
+        "False",
+        "tests/test_rooted.py::test_whoever_sends_what_one_honest_device_could_a_hundred_times_hides_no_class",
+    ),
+    Mutant(
+        "rooted: the reason of an upload is not in the journal",
         "second_moments.py group_uploads",
-        "(row.steps(part) / row.clip for part in (made[:, : row.features], made[:, row.features :]))",
-        "np.split(row.steps(made) / row.clip, [row.features], axis=1)",
+        "-found.reasons.astype(np.float64)",
+        "0.0",
+        "tests/server/test_root_rows.py::test_the_journal_says_why_an_upload_was_left_out_and_older_entries_are_read",
+    ),
+    Mutant(
+        "rooted: features and labels of a root row are clipped together",
+        "second_moments.py root_of.made",
+        "row.steps(h) / row.clip, row.steps(labels) / row.clip",
+        "np.split(row.steps(pairs) / row.clip, [row.features], axis=1)",
         "tests/protocols/test_grouping.py::test_without_a_lie_the_rule_is_the_sum_of_everybody",
     ),
     Mutant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 
 from crowdml.arrays import Samples
 from crowdml.attacks import Attackers
-from crowdml.channels import Close, Gathered, Stacked, combined, weigh_uploads
+from crowdml.channels import Close, Gathered, Stacked, combined, combining, weigh_uploads
 from crowdml.datasets.populations import iid
 from crowdml.errors import TaskError
 from crowdml.privacy.mechanisms import FromPublic
-from crowdml.protocols import find, gram, remarks_on
+from crowdml.protocols import find, gram, remarks_on, secprobe
+from crowdml.robust import Combine
+from crowdml.second_moments import root_of, seen_from, solve_moments
 from crowdml.sim.trial import Trial, run_trial
 from crowdml.task import parse
 
@@ -123,6 +127,62 @@ def test_a_study_is_told_what_it_costs_before_it_starts():
     assert "about sqrt(2.7 n α) times" in told
 
 
+def test_a_study_is_told_where_noise_hides_lies_and_what_would_be_enough():
+    hidden = " ".join(remarks_on(parse(SECPROBE.replace("batch = 40", "batch = 20").replace("4.0", "1.0"))))
+    row = secprobe.plan(parse(SECPROBE.replace("batch = 40", "batch = 20").replace("4.0", "1.0"))).mechanism
+    enough = math.ceil(15 * math.sqrt(3 * float(row.variance)) / row.clip**2)
+    assert enough > 20
+    assert "hides a lie about all of its samples: it sums 20" in hidden
+    assert f"{enough} samples of each device would be enough, or an epsilon about" in hidden
+    shown = " ".join(remarks_on(parse(SECPROBE.replace("batch = 40", f"batch = {enough}").replace("4.0", "1.0"))))
+    assert "hides no lie about all of its samples" in shown
+    assert "To close a round the server needs about" in shown
+    cohort = " ".join(remarks_on(make("gram")))
+    row = gram.plan(make("gram")).mechanism
+    assert seen_from(row, 5) == pytest.approx(15 * math.sqrt(3 * 5 * float(row.variance)) / row.clip**2)
+    assert "The noise of one cohort hides no lie" in cohort
+
+
+def test_models_of_pictures_are_tried_on_variations_of_them_too():
+    text = PICTURES.replace(
+        "MAP", 'map = { kind = "convolution", seed = 1, filters = 8, size = 3, pool = 3, keep = 20 }'
+    )
+    rows = Samples(np.random.default_rng(1).random((30, 64), np.float32), np.arange(30, dtype=np.int32) % 3)
+    own = root_of(secprobe.plan(parse(text)), rows)
+    assert own.tried is not None
+    assert len(own.trials[0]) == 9 * 30
+    np.testing.assert_array_equal(own.trials[1][30:60], own.labels)
+    assert own.tried[0].shape[1] == own.width
+    plain = root_of(secprobe.plan(parse(PICTURES.replace("MAP", ""))), rows)
+    assert plain.tried is None
+
+
+@pytest.mark.parametrize(("rows", "says"), [
+    (5, r"combine\.rows = 5: grouping needs at least 2 rows of each of 3 classes, so 6 or more"),
+    (20_001, r"combine\.rows = 20,001: grouping takes at most 20,000"),
+])  # fmt: skip
+def test_rows_that_cannot_work_are_refused_before_a_device_pays(rows: int, says: str):
+    with pytest.raises(TaskError, match=says):
+        combining(parse(GRAM.replace("UPLOADS, rows = 60", f"24, rows = {rows}")))
+
+
+def test_a_round_that_closes_by_time_has_the_noise_of_the_uploads_that_came():
+    by = Combine("top", uploads=100, keep=10, rows=5, minimum=20, seconds=Fraction(60))
+    asked = ((20, 1, 1), (140, 2, 1), (400, 1, 5))
+    assert [by.came(*each) for each in asked] == [20, 70, 80]
+    rule = 'rule = "top", uploads = 100, keep = 10, rows = 60, minimum = 20, seconds = 60'
+    task = parse(SECPROBE.replace('rule = "grouping", uploads = 60, rows = 60', rule))
+    fixed, moments = secprobe.plan(task), np.arange(fixed_length(task))
+    state = secprobe.protocol.server.start(task, None).state
+    total = type("Total", (), {"moments": type("M", (), {"value": moments}), "devices": np.int32(20)})
+    found = secprobe.SOLVER.fit(task, state, total, None).state.weights
+    np.testing.assert_allclose(found, solve_moments(fixed, moments, 20 * 20 / 10).astype(np.float32))
+
+
+def fixed_length(task: Any) -> int:
+    return secprobe.plan(task).mechanism.length
+
+
 def test_what_cannot_be_is_refused_by_a_sentence():
     with pytest.raises(TaskError, match="it groups second moments with Skellam noise, which only protocols with a row"):
         find(parse(SGD)).gathers(parse(SGD))
@@ -132,6 +192,8 @@ def test_what_cannot_be_is_refused_by_a_sentence():
         gram.plan(parse(GRAM.replace("UPLOADS", "24, f = 3")))
 
 
+SECPROBE = TEXT.replace("KIND", "secprobe").replace("RULE", "grouping").replace("UPLOADS", "60")
+PICTURES = SECPROBE.replace("dimension = 5", "dimension = 64").replace("batch = 40", "batch = 40\nMAP")
 GRAM = TEXT.replace("KIND", "gram").replace("RULE", "grouping") + MASKS
 SGD = """
 name = "plain"

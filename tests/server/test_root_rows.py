@@ -16,9 +16,10 @@ from crowdml.errors import DataError, TaskError
 from crowdml.messages import SERVER, Envelope, encode
 from crowdml.privacy.noise import Silence, SystemSource
 from crowdml.protocols import find, remarks_on, settled
+from crowdml.rooted import REASONS
 from crowdml.server.gathering import CLOSED, read_own
 from crowdml.server.runner import TaskRunner
-from crowdml.server.sifting import WHY, sift_rounds
+from crowdml.server.sifting import BECAUSE, WHY, _counted, sift_rounds
 from crowdml.server.transcript import replay, write_transcript
 from crowdml.server.validation import OwnRows, keep_rows
 from crowdml.storage.server import Store
@@ -296,12 +297,32 @@ def test_private_rows_weigh_no_updates(store: Store):
         server.attach("0.5", "10")
 
 
+def test_the_journal_says_why_an_upload_was_left_out_and_older_entries_are_read(store: Store, tmp_path: Path):
+    server = Server(store, settled(parse(TEXT.replace("keep = 2, ", "").format(
+        combine='rule = "grouping"', labels=CLASSES, rows=12))))  # fmt: skip
+    server.attach(None, None)
+    for device in range(4):
+        server.give(device, noise=Loud() if device == 2 else SystemSource())
+    ((taken),) = [each["taken"] for each in server.released]
+    assert [each > 0 for each in taken] == [True, True, False, True]
+    assert REASONS[-taken[2] // 2**24] in ("size", "labels", "counts", "noise")
+    (only,) = sift_rounds(server.runner)
+    assert only.left_out == 1
+    assert only.reasons == ((BECAUSE[REASONS[-taken[2] // 2**24]], 1),)
+    assert server.replayed(tmp_path / "told") == server.runner.offer.body
+    assert _counted(np.array([1, 0, 1, 0])) == ()  # 0 of a server that wrote no reasons
+    assert _counted(np.array([1, -5, -5, -6])) == ((BECAUSE["noise"], 2), (BECAUSE["copy"], 1))
+    assert BECAUSE.keys() == set(REASONS[1:])
+
+
 def test_an_operator_is_told_what_public_rows_lack(store: Store):
     server = Server(store, settled(parse(TEXT.replace("keep = 2, ", "").format(
         combine='rule = "grouping"', labels=CLASSES, rows=12))))  # fmt: skip
-    server.attach(None, None, rows=2)
+    with pytest.raises(DataError, match=r"^1 row of class 'a': task 'probe' groups uploads by public rows, and needs "
+                                        r"at least 2 of each class\. Name more rows"):  # fmt: skip
+        server.attach(None, None, rows=3)
     server.round(0)
-    assert "needs at least 2 of each class. Name more public rows" in (server.runner.closing.failure or "")
+    assert "this task has none. Attach them" in (server.runner.closing.failure or "")
     assert server.runner.offer.version == 0
     server.attach(None, None)
     server.runner.closing.renew(0)

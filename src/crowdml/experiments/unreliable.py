@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from crowdml.arrays import Array
+from crowdml.arrays import Array, Samples
 from crowdml.experiments import federated
 from crowdml.experiments.figure import MAIN, SOUND, Claim, Figure, Panel, PrivacyLabel, Series, level_at, over_trials
 from crowdml.experiments.published import secprobe
@@ -43,7 +43,8 @@ from crowdml.models.ridge import predict
 from crowdml.privacy.seeded import SeededSource, stream
 from crowdml.protocols import gram
 from crowdml.robust import Combine, combine_rows
-from crowdml.second_moments import Regression, solve_moments
+from crowdml.rooted import choose_group
+from crowdml.second_moments import Regression, root_of, solve_moments
 
 ROUNDS = 5
 """Of SecProbe and the schemes beside it, for a run of minutes; without noise its MRE falls slowly after them."""
@@ -119,10 +120,21 @@ def by_distance(case: Case, fixed: Regression, uploads: Array) -> Array:
     return solve_moments(fixed, mixed * count, float(count**2) * rule.inflation(count))
 
 
+def by_groups(case: Case, fixed: Regression, uploads: Array) -> Array:
+    """Weights by the rule that ships, `grouping`, on the same public rows."""
+    row, devices = fixed.mechanism, float(len(uploads))
+    held = np.full(len(uploads), float(len(case.plain.y_train) // len(uploads)))
+    deviation = np.sqrt(devices * float(row.variance)) / row.clip**2
+    root = root_of(fixed, Samples(case.sharp.x_public, case.sharp.y_public))
+    taken = choose_group(uploads / row.clip**2, held, deviation, root, fixed.c).weights > 0
+    return solve_moments(fixed, uploads[taken].sum(0), devices * float(taken.sum()))
+
+
 RULES: dict[str, tuple[str, Callable[[Case, Regression, Array], Array]]] = {
     "mean": ("mean of 60 uploads, ε = 1 each in all", everybody),
     "krum": ("NNM and Multi-Krum", by_distance),
     "root": ("chosen by root rows", by_root_rows),
+    "shipped": ("grouping, the rule that ships", by_groups),
 }
 
 
@@ -216,7 +228,7 @@ def fig9(quick: bool, trials: int | None, progress: Progress, full: bool = False
     tell("all in one place")
     series.append(_centralised_over(few, x))
     clean = "root-main"
-    loss = float(np.mean(spread[f"root-{MAIN}-{x[-1]:g}"]) - np.mean(spread[f"mean-{MAIN}-{x[0]:g}"]))
+    loss = float(np.mean(spread[f"shipped-{MAIN}-{x[-1]:g}"]) - np.mean(spread[f"mean-{MAIN}-{x[0]:g}"]))
     by_key = {each.key: each for each in series}
     claims = (
         Claim(
@@ -247,7 +259,8 @@ def fig9(quick: bool, trials: int | None, progress: Progress, full: bool = False
         ),
         Claim(
             "census-unreliable",
-            "Uploads chosen by root rows lose at most 0.012 to 60 clean uploads (P = 0.6, R = 0.5), mean of five seeds",
+            "The rule that ships, grouping, loses at most 0.012 to 60 clean uploads (P = 0.6, R = 0.5), mean of five "
+            "seeds",
             loss,
             loss <= 0.012,
         ),
@@ -373,7 +386,7 @@ def fig10(quick: bool, trials: int | None, progress: Progress, full: bool = Fals
     ]
     by_key = {each.key: each for each in series}
     attacked = counts.index(2 if quick else 18)
-    loss = by_key["root"].y[attacked] - by_key["mean"].y[0]
+    loss = by_key["shipped"].y[attacked] - by_key["mean"].y[0]
     worst = max(by_key["noisy"].y[1:])
     middle = counts.index(4 if quick else 30)
     claims = (
@@ -405,8 +418,8 @@ def fig10(quick: bool, trials: int | None, progress: Progress, full: bool = Fals
         ),
         Claim(
             "census-liars",
-            "With 18 of 60 lying, uploads chosen by root rows lose at most 0.010 to 60 honest uploads, mean "
-            "of five seeds",
+            "With 18 of 60 lying, the rule that ships, grouping, loses at most 0.010 to 60 honest uploads, mean of "
+            "five seeds",
             loss,
             loss <= 0.010,
         ),

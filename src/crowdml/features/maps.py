@@ -413,6 +413,11 @@ def cut_corners(path: Floats) -> Floats:
     return np.concatenate([path[:, :1], halves.reshape(len(path), -1, 2), path[:, -1:]], axis=1)
 
 
+def draw_bells(kind: str, seed: int, count: int) -> Floats:
+    """Public numbers [count] of mean zero and variance one, near to normal ones, by a hash of the kind and the seed."""
+    return _bells(kind, seed, count) / BELL
+
+
 def draw_path(across: Floats, down: Floats, pen: Floats, side: int) -> Floats:
     """How dark each pixel is: one where its centre lies within the pen's radius of the path, falling over a pixel."""
     place = np.arange(side, dtype=np.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 from crowdml.channels import Channel, Gathering, combining
 from crowdml.errors import ProtocolError, TaskError
@@ -109,18 +110,26 @@ def remarks_on(task: Task) -> tuple[str, ...]:
     late = "" if found.seconds is None else f", or after {found.seconds:g} s with at least {found.minimum:,}"
     needs = found.minimum if found.seconds is not None else found.size
     needs *= 1 if task.masking is None else task.masking.minimum
-    by, rule = combining(task), tuple[str, ...]()
+    by, rule, width = combining(task), tuple[str, ...](), 0
     if by is not None:
-        from crowdml.robust import remarks  # not at a device's start
+        from crowdml.robust import memory_of, remarks  # not at a device's start
 
         rule = remarks(by, None if task.masking is None else task.masking.cohort)
-    blocks = f", one that reads blocks of 256 {size_text(256 * each)}" if found.size > 256 else ""
+        if by.rule == "grouping":
+            from crowdml.second_moments import remark_on_noise
+
+            moments: Any = protocol.mechanisms(task)["moments"]
+            rule, width = (*rule, *remark_on_noise(task, moments)), 2 * moments.features * moments.labels
+        numbers = sum(math.prod(field.shape) for field in fields if field.shape)
+        memory = f"To close a round the server needs about {size_text(memory_of(by, numbers, width))} of memory."
+    else:
+        blocks = f", one that reads blocks of 256 {size_text(256 * each)}" if found.size > 256 else ""
+        memory = f"A rule that reads all uploads at once needs {size_text(found.size * each)} of memory{blocks}."
     return (
         *protocol.remarks(task),
         *rule,
         f"A round closes when {size} are in{late}. A device gives once a round, so with fewer than "
-        f"{count_text(needs, 'device')} no round ever closes. A rule that reads all uploads at once needs "
-        f"{size_text(found.size * each)} of memory{blocks}.",
+        f"{count_text(needs, 'device')} no round ever closes. {memory}",
     )
 
 

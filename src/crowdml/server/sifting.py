@@ -13,15 +13,16 @@ from functools import partial
 
 import numpy as np
 
-from crowdml.arrays import Array
+from crowdml.arrays import Array, Integers
 from crowdml.channels import combining, root_table
 from crowdml.robust import Combine, block_width, bucket_ranks, combine_blocks, distances_from, shares_of
+from crowdml.rooted import REASONS
 from crowdml.server.gathering import CLOSED, OWN, Journalled, Own, read_own
 from crowdml.server.runner import TaskRunner
 from crowdml.storage.server import StoreError
 from crowdml.wire.envelopes import open_signed
 
-__all__ = ["FARTHEST", "WHY", "Sifted", "left_out_most", "sift_rounds"]
+__all__ = ["BECAUSE", "FARTHEST", "WHY", "Sifted", "left_out_most", "sift_rounds"]
 
 ROUNDS = 8
 """Closed rounds that are shown."""
@@ -50,6 +51,20 @@ WHY = {
 """By rule: why it leaves an upload out, or counts it less."""
 
 
+BECAUSE = {
+    "not finite": "held a number that is not finite",
+    "size": "did not add up to the number of samples that it stands for",
+    "labels": "had sums of labels that do not go with its sums of features",
+    "counts": "claimed fewer samples of a class than none, or more samples than it stands for",
+    "noise": "had more or less noise than it must have, or samples unlike your rows",
+    "copy": "had noise in common with another upload, so it is a copy",
+    "another group": "belonged to another group than the one that was taken",
+    "root rows": "repeated your rows instead of samples of its own",
+    "score": "did worse on your rows than those that were taken",
+}
+"""By reason of the rule "grouping": why an upload was left out, as the end of a sentence."""
+
+
 @dataclass(frozen=True)
 class Sifted:
     """A closed round: what its rule left out, and how far its uploads are from what came of it."""
@@ -65,6 +80,8 @@ class Sifted:
     """What each upload scored on public rows of the operator's; private rows show none."""
     distances: tuple[float, ...] = ()
     """Of each upload from the result, over the median one; not finite ones are left out."""
+    reasons: tuple[tuple[str, int], ...] = ()
+    """Why uploads were left out, in words, and how many for each reason; only of a rule that says so."""
     outside: tuple[str, ...] = ()
     """The devices whose upload counts nothing; under masks none is known."""
 
@@ -132,23 +149,33 @@ def sift(runner: TaskRunner, by: Combine, own: Own, place: int) -> Sifted:
     none = shares <= 0
     senders = [] if runner.is_masked else _senders(runner, [entries[int(each)] for each in np.flatnonzero(none)])
     less = int((~none & (shares < LESS)).sum())
-    return Sifted(number, at, count, int(none.sum()), less, (), shown, tuple(senders))
+    return Sifted(number, at, count, int(none.sum()), less, distances=shown, outside=tuple(senders))
 
 
 def _rated(runner: TaskRunner, by: Combine, own: Own, at: str) -> Sifted:
     """A round of a rule that looks at rows of the server's: what passed the server's own door is in its entry."""
     table, released, count = root_table(runner.task), own.released or {}, len(own.entries)
+    reasons: tuple[tuple[str, int], ...] = ()
     if "scores" in released:
         scores = np.asarray(released["scores"]) * float(table["scores"].grid.step)
         taken = np.flatnonzero(scores > 0) if by.rule == "fltrust" else np.argsort(-scores, kind="stable")[: by.keep]
         shown = tuple(float(each) for each in scores)
     elif "taken" in released:
-        taken, shown = np.flatnonzero(np.asarray(released["taken"]) > 0), ()
+        said = np.rint(np.asarray(released["taken"]) * float(table["taken"].grid.step)).astype(np.int64)
+        taken, shown = np.flatnonzero(said > 0), ()
+        reasons = _counted(said)
     else:
         taken, shown = np.asarray(released["chosen"]), ()
     none = [place for number, place in enumerate(own.entries) if number not in set(taken.tolist())]
     outside = [] if runner.is_masked else _senders(runner, none)
-    return Sifted(own.number, at, count, len(none), 0, shown, (), tuple(outside))
+    return Sifted(own.number, at, count, len(none), 0, shown, reasons=reasons, outside=tuple(outside))
+
+
+def _counted(said: Integers) -> tuple[tuple[str, int], ...]:
+    """How many uploads were left out for which reason, the most common first. Entries of 0 are from servers that did
+    not write the reason."""
+    found = Counter(BECAUSE[REASONS[-each]] for each in said.tolist() if -len(REASONS) < each < 0)
+    return tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def _means(uploads: Journalled, row: str) -> Iterator[Array]:

@@ -29,6 +29,7 @@ from typing import Any, cast
 import numpy as np
 
 from crowdml.arrays import Array, Samples
+from crowdml.channels import combining
 from crowdml.datasets import NAMES, load
 from crowdml.datasets.files import npz_array, npz_head
 from crowdml.errors import DataError, TaskError
@@ -43,6 +44,7 @@ from crowdml.privacy.noise import LARGEST, Source
 from crowdml.privacy.private import Private, Rows
 from crowdml.privacy.sensitivity import L1, Adjacency
 from crowdml.protocols import find
+from crowdml.robust import FEWEST_ROWS
 from crowdml.server.estimates import REACH, Estimate, judged
 from crowdml.server.histograms import is_histogram
 from crowdml.storage.server import Store
@@ -52,8 +54,8 @@ from crowdml.texts import count_text, number_text
 from crowdml.verdict import Verdict, share_of_majority
 
 __all__ = [
-    "OwnRows", "Shown", "Watched", "check_fitting", "check_terms", "check_validated", "evaluate", "is_due", "keep_rows",
-    "kind_of_rows", "mechanism_of", "read_rows", "unpack_rows", "watched",
+    "OwnRows", "Shown", "Watched", "check_fitting", "check_spread", "check_terms", "check_validated",
+    "evaluate", "is_due", "keep_rows", "kind_of_rows", "mechanism_of", "read_rows", "unpack_rows", "watched",
 ]  # fmt: skip
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 128 * 2**20
@@ -331,10 +333,27 @@ def check_fitting(task: Task, terms: Terms, count: int) -> None:
         )
 
 
+def check_spread(task: Task, rows: Samples) -> None:
+    """Refuse public rows with too few of a class for the rule that looks at them: devices would pay, and no round
+    would close."""
+    by = combining(task)
+    if by is None or by.rule != "grouping":
+        return
+    found = [len(rows)] if task.classes is None else np.bincount(rows.y.astype(np.int64), minlength=task.classes)
+    for place, count in enumerate(found):
+        if count < FEWEST_ROWS:
+            named = "" if task.classes is None else f" of class {task.labels.classes[place]!r}"
+            raise DataError(
+                f"{count_text(int(count), 'row')}{named}: task {task.name!r} groups uploads by public rows, and needs "
+                f"at least {FEWEST_ROWS}{' of each class' if named else ''}. Name more rows. Nothing was written."
+            )
+
+
 def keep_rows(store: Store, task: Task, rows: OwnRows, terms: Terms, at: str, *, new_rows: bool = False) -> Validation:
     """Validate a task on these rows from now on. `new_rows`: none of them is in a set whose rows nobody knows."""
     check_terms(task, terms, len(rows))
     check_fitting(task, terms, len(rows))
+    check_spread(task, rows)
     count, dimension = rows.x.shape
     data = b"".join(np.ascontiguousarray(each, "<f4").data for each in (rows.x, rows.y))
     read = None if rows.read is rows.x else rows.read.astype("<f4").tobytes()
