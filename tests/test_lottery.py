@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,17 @@ import pytest
 
 from crowdml.channels import Gathering
 from crowdml.datasets import load
-from crowdml.device.gathering import wait_for_round
+from crowdml.device.giving import Lost, NextRound
+from crowdml.device.machine import Begun, Done, Machine, Moment, Tell, Waited
+from crowdml.device.member import Member
 from crowdml.errors import TaskError
+from crowdml.privacy.noise import Silence
 from crowdml.protocols import find
 from crowdml.sim.studies import simulate
 from crowdml.sim.world import Delay
+from crowdml.storage import Ledger
 from crowdml.task import Task, parse
+from crowdml.wire.keys import Key
 
 TEXT = """
 name = "drawn"
@@ -62,17 +68,24 @@ def test_a_device_that_finds_a_round_open_again_and_again_is_drawn_in_the_end():
 
 
 def waits(gave: int | None, rounds: list[int], draws: Any) -> tuple[int, list[str]]:
-    """How often a device rested until it took part, and what it said."""
-    seen, told, rested = iter(rounds), list[str](), list[int]()
-
-    async def look() -> int:
-        return next(seen)
-
-    async def rest(looks: int) -> None:
-        rested.append(looks)
-
-    asyncio.run(wait_for_round(gave, look, rest, told.append, draws))
-    return len(rested), told
+    """How often a device rested until it took part, and what it said. What it gave is not lost."""
+    task, seen, told, rested = make(), iter(rounds), list[str](), 0
+    with Ledger(":memory:") as ledger:
+        machine = Machine(Member(Key.generate(), ledger, bytes(32), ()), task, find(task), noise=Silence())
+        machine.is_drawn, machine.draws = draws is not None, draws or (lambda number, looks: True)
+        life, event, at = machine.wake(ledger), Begun(), Moment(0.0, 0.5, ledger)
+        life = replace(life, gave=gave, doing=(NextRound(),))
+        while True:
+            move = life.doing[-1].step(machine, life, event, at)
+            life = move.life
+            told += [effect.text for effect in move.effects if isinstance(effect, Tell)]
+            if not life.doing:
+                return rested, told
+            if isinstance(life.doing[-1], NextRound):
+                rested, event = rested + 1, Waited()
+                continue
+            event = Done(False) if isinstance(life.doing[-1], Lost) else Done(SimpleNamespace(version=next(seen)))
+            life = replace(life, doing=life.doing[:-1])
 
 
 def test_a_device_waits_for_a_round_for_which_it_is_drawn():

@@ -20,7 +20,7 @@ from typing import Any
 
 from crowdml.device.client import Client, Limits, Unreachable, whole_number
 from crowdml.device.letters import Arrival, Correspondence
-from crowdml.device.runner import Clock
+from crowdml.device.member import Clock
 from crowdml.errors import CrowdmlError
 from crowdml.records import record
 from crowdml.task import Task

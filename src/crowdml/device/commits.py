@@ -1,0 +1,88 @@
+"""Writes to a ledger and the marks beside it, one by one or in groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from crowdml.device.marks import Mark, Marked, Marks
+from crowdml.errors import CrowdmlError
+from crowdml.storage import Ledger
+
+T = TypeVar("T")
+
+DeviceMarks = Sequence[tuple[int, Mark]]
+"""Marks of messages, each with the number of its device."""
+
+
+class Commits:
+    """Writes to a ledger; with a `window`, those that come within so many seconds of each other in one transaction.
+
+    What returns has been committed. One that is refused does not touch the others. The marks of what was written are on
+    disk when it returns, and not before it: a mark that the ledger does not know tells of an older copy.
+    """
+
+    def __init__(self, ledger: Ledger, window: float = 0.0, marks: Marks | None = None) -> None:
+        self._ledger, self._window, self._marks = ledger, window, marks
+        self._waiting: list[tuple[Callable[[], Any], DeviceMarks, asyncio.Future[Any]]] = []
+
+    def marked(self, device: int) -> Marked | None:
+        """What is marked of a device; None: nothing, or nobody keeps marks here."""
+        return None if self._marks is None else self._marks.of(device)
+
+    @property
+    def keeps_marks(self) -> bool:
+        return self._marks is not None
+
+    def _mark(self, marks: DeviceMarks) -> None:
+        if self._marks is not None:
+            for device, mark in marks:
+                self._marks.add(device, mark)
+
+    def _keep_marks(self) -> None:
+        if self._marks is not None:
+            self._marks.flush()
+
+    async def __call__(self, work: Callable[[], T], marks: DeviceMarks = ()) -> T:
+        """Do the work and commit it; then its marks are written, which name the device and the message."""
+        if not self._window:
+            done = work()
+            self._mark(marks)
+            self._keep_marks()
+            return done
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        if not self._waiting:
+            loop.call_later(self._window, self._flush)
+        self._waiting.append((work, marks, future))
+        return await future
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        written: list[DeviceMarks] = []
+        failure: BaseException | None = None
+        try:
+            with self._ledger.together():
+                for work, marks, future in waiting:
+                    try:
+                        outcomes.append((future, work(), None))
+                        written.append(marks)
+                    except CrowdmlError as error:
+                        outcomes.append((future, None, error))
+            for marks in written:
+                self._mark(marks)
+            self._keep_marks()
+        except CrowdmlError as error:  # nothing of it was written, or nothing of it may be sent yet
+            failure = error
+        for future, value, error in outcomes:
+            if future.cancelled():
+                continue
+            if failure or error:
+                future.set_exception(failure or error or RuntimeError())
+            else:
+                future.set_result(value)
+        for _, _, future in waiting[len(outcomes) :]:
+            if not future.cancelled():
+                future.set_exception(failure or RuntimeError("a write was lost"))
