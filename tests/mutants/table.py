@@ -1065,21 +1065,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "older ledgers: nobody looks at the mark",
-        "device/runner.py Runner._trust_ledger",
+        "device/commits.py trust_ledger",
         "check_in is not None and _is_behind(ledger, check_in)",
         "False",
         f"{OLDER}test_a_ledger_that_was_put_back_from_a_copy_is_refused_and_the_signed_statement_goes_on",
     ),
     Mutant(
         "older ledgers: samples alone tell",
-        "device/runner.py _is_behind",
+        "device/commits.py _is_behind",
         "bool(check_in.task) or ledger.samples_given() < check_in.samples",
         "ledger.samples_given() < check_in.samples",
         f"{OLDER}test_a_copy_from_before_the_last_check_in_of_the_same_samples_is_noticed_too",
     ),
     Mutant(
         "older ledgers: marks of version 0.1 tell nothing",
-        "device/runner.py _is_behind",
+        "device/commits.py _is_behind",
         "ledger.samples_given() < check_in.samples",
         "ledger.samples_given() > check_in.samples",
         f"{OLDER}test_marks_of_version_0_1_are_read_and_an_older_ledger_is_noticed_by_its_samples",
@@ -1101,7 +1101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "older ledgers: a message that a crash left unmarked stays so",
-        "device/runner.py Runner._trust_ledger",
+        "device/commits.py trust_ledger",
         "not commit.keeps_marks or sent is None or sent.hash is None",
         "True",
         f"{OLDER}test_a_device_that_was_killed_between_its_ledger_and_its_mark_goes_on",
@@ -1243,7 +1243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "older ledgers: a given.log that is gone is no doubt",
-        "device/runner.py Runner._trust_ledger",
+        "device/commits.py trust_ledger",
         "commit.keeps_marks and marked is None and ledger.any_taken()",
         "False",
         f"{OLDER}test_a_given_log_that_is_damaged_or_gone_is_doubt[gone]",

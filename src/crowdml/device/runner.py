@@ -14,20 +14,18 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-import struct
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crowdml.buffer import Buffer
 from crowdml.device.asking import CheckOut, CompareOnce, Request
 from crowdml.device.client import Client, Unreachable
-from crowdml.device.commits import Commits
+from crowdml.device.commits import Commits, trust_ledger
 from crowdml.device.conditions import Conditions
 from crowdml.device.files import check_known
 from crowdml.device.giving import Afford, Contribute, Give, KeepStanding, NextRound, sentence
@@ -54,19 +52,18 @@ from crowdml.device.machine import (
     final,
     read_standing,
 )
-from crowdml.device.marks import Mark
+from crowdml.device.mail import LOOK, Mail
 from crowdml.device.member import Clock, Ending, Member, Patience, chance, statement_after
 from crowdml.device.places import needs_place
 from crowdml.device.sending import MSGPACK, Fall, Outbox
-from crowdml.device.sources import NO_MORE, Sample, SampleSource
-from crowdml.errors import ASK_FOR_STATEMENT, LOST_MARKS, BudgetExhausted, CrowdmlError, LedgerError, ProtocolError
+from crowdml.device.sensing import Sensing
+from crowdml.device.sources import SampleSource
+from crowdml.errors import BudgetExhausted, CrowdmlError, ProtocolError
 from crowdml.messages import SERVER, Envelope, masked_steps
 from crowdml.privacy.noise import Source, SystemSource
 from crowdml.protocol import Protocol, Sensed, Woken
 from crowdml.records import record
-from crowdml.storage import Batch, Ledger, Waiting
 from crowdml.task import Task
-from crowdml.texts import count_text
 from crowdml.turn import Outcome, Tamper
 from crowdml.wire.envelopes import LARGEST_ENVELOPE
 from crowdml.wire.packing import pack
@@ -77,16 +74,11 @@ if TYPE_CHECKING:
     from crowdml.device.letters import Correspondence
     from crowdml.device.rounds import OwnRounds, Publication
     from crowdml.secagg.device import DeviceRound
-    from crowdml.wire.letters import Letter
 
 __all__ = ["Counts", "Halted", "Runner"]
 
 LARGEST_ANSWER = 4 * LARGEST_ENVELOPE
 """Bytes: a publication, with a cohort's keys where a task is masked."""
-MOST_PAGES = 16
-"""Answers of a mailbox that are read in a row: then the device's own work goes on."""
-LOOK, LONGEST_LOOK = 1.0, 60.0
-"""Seconds between two looks into the mailbox while samples are waited for: they double while nothing comes."""
 
 
 @record
@@ -139,7 +131,7 @@ class Runner:
         self.gate = gate or asyncio.Semaphore(1)
         """Devices of a fleet that are at work at once: the others wait before they check out."""
         self.conditions, self.clock = conditions or Conditions(), clock or Clock()
-        self.most, self.new_data, self.tell, self.place = most, new_data, tell, place
+        self.most, self.tell, self.place = most, tell, place
         self.machine = Machine(
             member,
             task,
@@ -151,13 +143,6 @@ class Runner:
             tamper=tamper,
         )
         self.life = self.machine.wake(member.ledger, is_new=is_new)
-        self._batch, self._capacity = self.machine.batch, protocol.capacity(task)
-        self._buffer = Buffer(self._batch, self._capacity)
-        self._bodies: list[bytes] = []
-        """The samples that were read last, where they will have to wait here until they have served as often as they
-        may, or are learned from."""
-        self._sensed: dict[int, bytes] = {}
-        """Those that wait in the buffer, by serial, where they are learned from."""
         kept = read_standing(member.ledger.state(task.hash))
         self.letters = self._make_correspondence(kept.get("post"))
         self.carry: Callable[[bytes], None] = lambda data: None
@@ -167,12 +152,24 @@ class Runner:
         self._seconds: deque[float] = deque(maxlen=4096)
         self._sending: tuple[bytes, float] = (b"", 0.0)
         """The check-in that is under way, and since when."""
-        self._look, self._mail_by = LOOK, 0.0
-        self._lazy, self._place = False, 0
-        self._changed, self._room = asyncio.Event(), asyncio.Event()
-        self._ended: str | None = None
-        self._failure: BaseException | None = None
-        self._told_faults = 1
+        self.sensing = Sensing(
+            self.machine, source, commit=self.commit, tell=tell, learner=self.learner, new_data=new_data
+        )
+        if self.letters is not None:
+            self.letters.arrived = self.sensing.changed.set
+        self.mail = Mail(
+            self.letters,
+            self.learner,
+            key=member.key,
+            client=client,
+            path=self.machine.path,
+            clock=self.clock,
+            state=lambda: self.life.state,
+            keep=self._keep_state,
+            latest=lambda: self.source.latest,
+            problems=self._problems,
+            tell=tell,
+        )
         self._rounds = self._masked_rounds()
 
     @property
@@ -186,26 +183,27 @@ class Runner:
         """Until a budget, the source, the server or `most` ends it. What waits for an acknowledgement goes first."""
         sensing: asyncio.Task[None] | None = None
         try:
-            await self._trust_ledger()
+            await trust_ledger(self.member, self.commit)
             await self._conditions()
-            self._restore()  # first: what answers a refusal writes down how often the batch has served
+            # First: what answers a refusal writes down how often the batch has served.
+            self.life = replace(self.life, serving=self.sensing.restore())
             if self.member.ledger.resend(self.task.hash) or (self._rounds is not None and self._rounds.drawn):
                 await self._do(CompareOnce())
             await self._do(Outbox())
             if self._rounds is not None:
                 await self._in_rounds(self._rounds.finish())
-            await self._hear_peers(anew=self.learner is not None and self.learner.has_samples)
-            self._lazy = self.source.waits and not len(self._buffer)
-            if self._lazy:
-                await self._find_place()
+            await self.mail.hear(anew=self.learner is not None and self.learner.has_samples)
+            self.sensing.is_lazy = self.source.waits and not len(self.sensing.buffer)
+            if self.sensing.is_lazy:
+                await self.sensing.find_place()
             else:
-                sensing = asyncio.create_task(self._sense())
+                sensing = asyncio.create_task(self.sensing.sense())
             while self.most is None or self.life.tally.check_ins < self.most:
                 if not await self._ready():
                     stop = await self._heed(wait=True)
-                    return Ending("source", self._why_ended()) if stop is None else Ending("stopped", stop)
+                    return Ending("source", self.sensing.why_ended()) if stop is None else Ending("stopped", stop)
                 stop = await self._turn() or await self._heed()
-                await self._hear_peers()
+                await self.mail.hear()
                 if stop is not None:
                     return Ending("stopped", stop)
             made = self.life.tally.check_ins
@@ -221,31 +219,6 @@ class Runner:
                     await sensing
             self.source.close()
 
-    async def _trust_ledger(self) -> None:
-        """Refuse a ledger that is behind `given.log`, and mark its last message where a crash came before the mark."""
-        ledger, commit = self.member.ledger, self.commit
-        if self.member.exhausted:
-            raise BudgetExhausted(_EXHAUSTED)
-        marked, sent = commit.marked(ledger.device), ledger.last_sent()
-        check_in = None if marked is None else marked.check_in
-        if check_in is not None and _is_behind(ledger, check_in):
-            raise LedgerError(
-                f"the ledger {ledger.path} is older than `given.log` beside it: it does not know check-in "
-                f"{check_in.seq}, with which this device had given {check_in.samples} samples, and it knows of "
-                f"{ledger.samples_given()}. Nothing was sent. {ASK_FOR_STATEMENT}"
-            )
-        if commit.keeps_marks and marked is None and ledger.any_taken():
-            raise LedgerError(
-                f"`given.log` beside the ledger {ledger.path} names no message of this device, and the server has "
-                f"taken messages from it: whether this ledger is the newest is not known. {LOST_MARKS}"
-            )
-        if not commit.keeps_marks or sent is None or sent.hash is None:
-            return
-        if check_in is None or (check_in.hash != sent.hash.hex() and ledger.knows(bytes.fromhex(check_in.hash))):
-            found = ledger.round(sent.task)
-            mark = Mark(sent.seq + 1, ledger.samples_given(), sent.hash.hex(), 0 if found is None else found.number)
-            await commit(lambda: None, [(ledger.device, replace(mark, task=sent.task.hex()))])
-
     async def _conditions(self) -> None:
         if not self.conditions.always:
             await self.conditions.wait(self.clock.local, self.clock.sleep, self.tell)
@@ -256,16 +229,16 @@ class Runner:
             if self.letters is None:
                 await self.clock.sleep(left)
             else:
-                await self.clock.sleep(min(left, self._look))
-                await self._look_again()
+                await self.clock.sleep(min(left, self.mail.look))
+                await self.mail.look_again()
 
     async def _turn(self) -> str | None:
         """One check-in, or none where the protocol says nothing; a reason where the protocol stops."""
         # It waits on disk or at its source until it is charged.
-        now = self.life.serving or Serving(*self._buffer.take())
-        if (now := await self._do(Afford(now, self._lazy))) is None:
+        now = self.life.serving or Serving(*self.sensing.buffer.take())
+        if (now := await self._do(Afford(now, self.sensing.is_lazy))) is None:
             return None
-        self._room.set()
+        self.sensing.room.set()
         await self._conditions()
         if self._rounds is not None:
             async with self.gate:
@@ -392,22 +365,12 @@ class Runner:
     async def _write(self, write: Write) -> None:
         """One transaction. To what the machine wants written it adds where the samples of the batch come from, what is
         kept of them to learn from, and what became of letters."""
-        ledger, used, step = self.member.ledger, write.used, dict[str, Any]()
-        own, place = None, self._place
-        if used is not None:
-            own, batches = self._own(used.serials)
-            step = {"remember": own, "batches": batches, "given": () if write.again else used.serials}
-            if self._lazy and not used.served:
-                place += len(used.serials)
-                step |= {"take": range(used.serials[0], used.serials[-1] + 1), "given": ()}
-                step |= {"source": self.source.name, "taken": self.source.before + place}
-                step |= {"keep": self._bodies if write.again else []}
-        step.setdefault("given", write.dropped)
+        ledger, step = self.member.ledger, self.sensing.given(write, self.life.trips)
         work = partial(
             ledger.charge,
             self.task.hash,
             write.charges,
-            self.member.budgets if used is not None else [],
+            self.member.budgets if write.used is not None else [],
             outbox={each.waiting.seq: each.waiting.body for each in write.sealed},
             contents={each.waiting.seq: each.content for each in write.sealed},
             done=write.done,
@@ -416,10 +379,11 @@ class Runner:
             **step,
         )
         await self.commit(work, [(ledger.device, each.mark) for each in write.sealed if each.mark is not None])
-        if used is not None:
-            self._place, self._bodies = place, []
-        if self.learner is not None and own is not None:
-            self.learner.add(own)
+        self.sensing.written(write, step)
+
+    async def _keep_state(self, state: Any) -> None:
+        self.life = replace(self.life, state=state)
+        await self._do(KeepStanding())
 
     def _packed(self, standing: Mapping[str, Any]) -> bytes:
         """With what became of letters and of predictions."""
@@ -538,11 +502,7 @@ class Runner:
         from crowdml.device.letters import Correspondence, Post
 
         made = Correspondence(self.task, self.protocol, self.member.key.id, self.place, Post.of(post), self.clock.now)
-        made.arrived = self._wake
         return made
-
-    def _wake(self) -> None:
-        self._changed.set()
 
     def _make_learner(self, own: Mapping[str, Any] | None) -> Learner | None:
         """Where devices of this task learn for themselves: from the samples that are kept, and what is heard."""
@@ -552,228 +512,20 @@ class Runner:
 
         return Learner(self.task, self.protocol, self.member.ledger.remembered(self.task.hash), own)
 
-    async def _hear_peers(self, *, anew: bool = True, mail: bool = True) -> int:
-        """Hear what peers brought and what is in the mailbox; how many letters were heard. Then, or where there is
-        something else, learn anew.
-
-        What fails here stops nobody: the next look finds what this one did not.
-        """
-        heard = await self._hear_brought()
-        heard += await self._read_mail() if mail else 0
-        if self.learner is not None and (heard or anew):
-            self._look = LOOK
-            await asyncio.to_thread(self.learner.learn, self.life.state)
-            if text := self._outlook():
-                self.tell(text)
-        return heard
-
-    async def _look_again(self) -> None:
-        """A look while the device waits: rarer and rarer while nothing comes."""
-        before = self._look
-        if not await self._hear_peers(anew=False):
-            self._look = min(LONGEST_LOOK, 2 * before) * (0.75 + 0.25 * chance())
-
-    async def _hear_brought(self) -> int:
-        if self.letters is None:
-            return 0
-        return await self._hear_letters(self.letters.take(), self.letters.post.after)
-
-    async def _read_mail(self) -> int:
-        if self.letters is None:
-            return 0
-        from crowdml.wire.letters import open_mailbox
-
-        heard, self._mail_by = 0, self.clock.now() + LONGEST_LOOK
-        if self.letters.listens:
-            await self._ask_who_stands(self.letters)
-        for _ in range(MOST_PAGES):
-            path = f"{self.machine.path}/mailbox?after={self.letters.post.after}"
-            try:
-                box = open_mailbox(await self._ask_once(path))
-            except Unreachable:
-                break
-            except Problem as problem:
-                self._problems[problem.slug] += 1
-                if problem.slug != "too-many":
-                    self.tell(f"the mailbox could not be read: {problem}")
-                break
-            heard += await self._hear_letters(box.letters, box.last)
-            if not box.letters:
-                break
-        return heard
-
-    async def _ask_who_stands(self, letters: Correspondence) -> None:
-        """Ask the server which devices stand at the places of peers: no other may bring its letters itself."""
-        from crowdml.wire.letters import open_held
-
-        try:
-            letters.stand(open_held(await self._ask_once(f"{self.machine.path}/places")))
-        except Unreachable:
-            return
-        except Problem as problem:
-            self._problems[problem.slug] += 1
-            if problem.slug != "too-many":
-                self.tell(f"the server does not say who stands at the places of peers: {problem}")
-
-    async def _ask_once(self, path: str) -> bytes:
-        from crowdml.wire.letters import LARGEST_MAILBOX
-        from crowdml.wire.requests import authorize
-
-        header = authorize(self.member.key, "GET", self.client.prefix + path, now=self.clock.now())
-        headers = {"Authorization": header}
-        return (await self.client.request("GET", path, headers=headers, largest=LARGEST_MAILBOX)).body
-
-    async def _hear_letters(self, letters: Sequence[Letter], after: int) -> int:
-        """Those that are believed reach the handlers; the state and how far was read are written as one."""
-        from crowdml.device.letters import SENTENCES
-
-        post = self.letters
-        assert post is not None
-        state, heard, flaws = post.hear(self.life.state, letters, self.clock.now())
-        post.post = replace(post.post, after=after)
-        for flaw in flaws:
-            self.tell(f"a letter was left aside: {SENTENCES[flaw]}. Others like it are counted.")
-        if letters:
-            self.life = replace(self.life, state=state)
-            await self._do(KeepStanding())
-        return heard
-
-    def _outlook(self) -> str:
-        """For the owner's eyes: what comes next, how often that was right, and who was heard."""
-        from crowdml.device.learning import outlook
-
-        assert self.learner is not None
-        forecast = self.learner.forecast(self.source.latest)
-        return outlook(self.task, forecast, self.learner.score, None if self.letters is None else self.letters.post)
-
-    def _own(self, serials: Sequence[int]) -> tuple[Batch | None, int]:
-        """The batch as it is kept to learn from, once it was predicted; and how many of them are kept."""
-        learner = self.learner
-        if learner is None:
-            return None, 0
-        bodies = self._bodies if self._lazy else [self._sensed.pop(serial) for serial in serials]
-        samples = [_unpack(body, self.task) for body in bodies]
-        x, y = np.stack([x for x, _ in samples]), np.stack([y for _, y in samples])
-        learner.judge(x, y)
-        return learner.packed(self.life.trips, x, y, self.source.latest), learner.batches
-
-    # --- sensing ---
-
-    def _restore(self) -> None:
-        """Samples that waited when this device last stopped. A batch is one span: what lies before a gap is dropped."""
-        waiting = self._restore_serving(self.member.ledger.waiting(self.task.hash))
-        start = max((i for i in range(1, len(waiting)) if waiting[i].serial != waiting[i - 1].serial + 1), default=0)
-        self.member.ledger.discard(each.serial for each in waiting[:start])
-        self._buffer = Buffer(
-            self._batch, max(self._capacity, len(waiting))
-        )  # one batch was under way beside a full one
-        for each in waiting[start:]:
-            self._keep_in_sight(each.serial, each.body)
-            self._buffer.add(each.serial, *_unpack(each.body, self.task))
-
-    def _keep_in_sight(self, serial: int, body: bytes) -> None:
-        if self.learner is not None:
-            self._sensed[serial] = body
-
-    def _restore_serving(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-        """The batch that has served and may serve again; and what waits beside it."""
-        kept = read_standing(self.member.ledger.state(self.task.hash))
-        first, served = kept.get("first", 0), kept.get("served", 0)
-        if not served:
-            return waiting
-        span = range(first, first + self._batch)
-        again = Buffer(self._batch, self._batch)
-        for each in waiting:
-            if each.serial in span:
-                again.add(each.serial, *_unpack(each.body, self.task))
-        if again.ready and served < self.machine.uses:
-            self.life = replace(self.life, serving=Serving(*again.take(), served))
-        else:
-            self.member.ledger.discard(span)
-        return tuple(each for each in waiting if each.serial not in span)
-
-    async def _find_place(self) -> None:
-        """Go to the first row of the source that no step has used."""
-        place = self.source.place(self.member.ledger.sources())
-        if self.member.recovered and not place and not self.new_data:
-            raise BudgetExhausted(_AGAIN)
-        await self.source.skip(max(0, place - self.source.before))
-        self._place = self.source.taken
-
-    async def _sense(self) -> None:
-        """Fill the buffer while there is room; at a full one nothing is collected."""
-        ledger, name = self.member.ledger, self.source.name
-        try:
-            await self._find_place()
-            while True:
-                room = (self._batch if self.source.waits else self._capacity) - len(self._buffer)
-                if room <= 0:
-                    self._room.clear()
-                    await self._room.wait()
-                    continue
-                samples = await self.source.read(room)
-                self._tell_faults()
-                if not samples:
-                    self._ended = self.source.why_ended
-                    break
-                bodies = [_pack(sample) for sample in samples]
-                taken = self.source.before + self.source.taken
-                keep = partial(ledger.keep, self.task.hash, bodies, source=name, taken=taken)
-                serials = await self.commit(keep)
-                for serial, body in zip(serials, bodies, strict=True):
-                    self._keep_in_sight(serial, body)
-                    self._buffer.add(serial, *_unpack(body, self.task))
-                self._changed.set()
-        except Exception as error:  # the main loop raises it: a task of its own would swallow it
-            self._failure = error
-        self._ended = self._ended or NO_MORE
-        self._changed.set()
-
-    async def _read(self) -> bool:
-        """A batch of rows that stay at their source until they are charged; false where there are too few."""
-        while not self._buffer.ready:
-            samples = await self.source.read(self._batch - len(self._buffer))
-            self._tell_faults()
-            if not samples:
-                self._ended = self.source.why_ended
-                return False
-            x = np.array([sample.x for sample in samples], "<f4").reshape(len(samples), -1)
-            self._buffer.fill(x, _labels([sample.y for sample in samples], self.task))
-            if self.machine.uses > 1 or self.learner is not None:
-                self._bodies = [*self._bodies, *map(_pack, samples)][-self._batch :]
-        return True
-
-    def _why_ended(self) -> str:
-        """The source's own sentence, and what is there and fills no batch: how much follows from the number of rows."""
-        said, left = self._ended or NO_MORE, len(self._buffer)
-        if not left:
-            return said
-        few = "is too few" if left == 1 else "are too few"
-        waits = f"wait{'s' * (left == 1)} {'in the source' if self._lazy else 'in the folder'} for more"
-        return (
-            f"Every full batch was given.{said.removeprefix(NO_MORE)} {count_text(left, 'sample')} {few} for a "
-            f"check-in of {self._batch:,}, and {waits}."
-        )
-
-    def _tell_faults(self) -> None:
-        """Tell the owner, at the first, tenth, hundredth, ... one, of rows that cannot be used."""
-        faults = self.source.faults
-        if faults.total >= self._told_faults:
-            self._told_faults = 10 ** len(str(faults.total))
-            self.tell(f"{count_text(faults.total, 'row')} of the source could not be used, for these reasons: {faults}")
+    # --- waiting for a batch ---
 
     async def _ready(self) -> bool:
         """Wait for a batch; false where none will come."""
         if self.life.serving is not None:
             return True
-        if self._lazy:
-            return await self._read()
-        while not self._buffer.ready:
-            if self._failure is not None:
-                raise self._failure
-            if self._ended is not None:
+        if self.sensing.is_lazy:
+            return await self.sensing.read()
+        while not self.sensing.buffer.ready:
+            if self.sensing.failure is not None:
+                raise self.sensing.failure
+            if self.sensing.ended is not None:
                 return False
-            self._changed.clear()
+            self.sensing.changed.clear()
             await self._until_changed()
             if (stop := await self._heed()) is not None:
                 raise Halted(Ending("stopped", stop))
@@ -783,66 +535,21 @@ class Runner:
         """Until there is a sample; meanwhile timers and what peers say are heard."""
         left = self.life.timers.left(self.clock.now())
         if self.letters is None and left is None:
-            await self._changed.wait()
+            await self.sensing.changed.wait()
             return
         # Letters that were brought are heard together, a moment later: who brings many makes nobody learn often.
         brought = self.letters is not None and self.letters.has_brought
-        look = math.inf if self.letters is None else LOOK if brought else self._look
+        look = math.inf if self.letters is None else LOOK if brought else self.mail.look
         nap = self.clock.sleep(look if left is None else min(look, left))
-        changed, pause = asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(nap)
+        changed, pause = asyncio.ensure_future(self.sensing.changed.wait()), asyncio.ensure_future(nap)
         try:
             await asyncio.wait((changed, pause), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in (changed, pause):
                 each.cancel()
-        if self._changed.is_set() or self.letters is None:
+        if self.sensing.changed.is_set() or self.letters is None:
             return
         if brought:  # and one who brings without end keeps nobody else's letters in the mailbox
-            await self._hear_peers(anew=False, mail=self.clock.now() >= self._mail_by)
+            await self.mail.hear(anew=False, mail=self.mail.is_due)
         else:
-            await self._look_again()
-
-
-_EXHAUSTED = (
-    "What this device has given is not known: its ledger was lost without a signed statement, or the server has "
-    "messages that the ledger does not know. Nothing was sent. Go on in the folder that has the newer ledger; if there "
-    "is none, join with another --folder, and with samples that were never given."
-)
-
-
-def _is_behind(ledger: Ledger, check_in: Mark) -> bool:
-    """Whether the ledger lacks the last check-in that was marked: it is an older copy.
-
-    Marks of version 0.1 do not tell a check-in from a later message of its round, which no ledger keeps, and a ledger
-    that was recovered then knows no message: of those the samples tell.
-    """
-    if ledger.knows(bytes.fromhex(check_in.hash)):
-        return False
-    return bool(check_in.task) or ledger.samples_given() < check_in.samples
-
-
-_AGAIN = (
-    "This device lost its ledger, and with it the note of which samples it gave: those of this source may have been "
-    "given before. Nothing was sent. If none of them ever was, say so once with --new-data; if you do not know, name "
-    "another source."
-)
-
-
-def _pack(sample: Sample) -> bytes:
-    x = np.asarray(sample.x, "<f4").reshape(-1)
-    return struct.pack("<d", float(sample.y)) + x.tobytes()
-
-
-def _labels(ys: Sequence[float], task: Task) -> Any:
-    """Labels [b] as the handlers see them; one that is no class is -1, which no model counts."""
-    labels = np.array(ys, np.float64)
-    if not task.classes:
-        return labels.astype(np.float32)
-    return np.where((labels >= 0) & (labels < task.classes), labels, -1).astype(np.int32)
-
-
-def _unpack(body: bytes, task: Task) -> tuple[Any, Any]:
-    (y,) = struct.unpack_from("<d", body)
-    if not task.classes:
-        return np.frombuffer(body, "<f4", offset=8), np.float32(y)
-    return np.frombuffer(body, "<f4", offset=8), np.int32(y if 0 <= y < task.classes else -1)  # not a number: no class
+            await self.mail.look_again()
