@@ -96,6 +96,7 @@ def test_an_answer_that_was_lost_is_asked_for_with_the_same_bytes_and_counts_onc
         (refuses("task-paused", at="publication", retry_after=10), ["wait 15"]),
         (lambda _: Answered(Answer(200, {"crowdml-state": "paused", "crowdml-next": "60"}, b"")), ["wait 60"]),
     ],
+    ids=["busy", "paused", "paused at its check-out"],
 )
 def test_nothing_is_drawn_while_a_server_is_busy_or_a_task_is_paused(server: Server, device: Device, answer, waited):
     server.instead.extend((*untouched(1), answer))

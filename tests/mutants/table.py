@@ -37,6 +37,7 @@ DEVICE = "tests/device/test_masked_device.py::"
 MARKED = "tests/device/test_round_marks.py::"
 OLDER = "tests/device/test_older_ledgers.py::"
 RUNNER = "tests/device/test_runner.py::"
+MACHINE = "tests/conversations/test_machine.py::"
 FALLS = "tests/wire/test_statements.py::"
 MOVED = "tests/privacy/test_moments.py::"
 SECPROBE = "tests/experiments/test_secprobe_as_published.py::"
@@ -2973,6 +2974,35 @@ MUTANTS: tuple[Mutant, ...] = (
         "own.to_give_under()",
         "own.budget",
         f"{PROMISES}test_a_budget_that_an_earlier_version_kept_is_still_read_and_nothing_is_given_under_it",
+    ),
+    # --- a device's machine ---
+    Mutant(
+        "machine: a device draws while its task is paused",
+        "device/asking.py CheckOut._read",
+        "said == 'paused'",
+        "False",
+        f"{MACHINE}test_nothing_is_drawn_while_a_server_is_busy_or_a_task_is_paused[paused at its check-out]",
+    ),
+    Mutant(
+        "machine: a message is sent before it is on disk",
+        "device/giving.py Give.step",
+        "stay(life, replace(self, after=after, waiting=tuple(write.sealed)), write)",
+        "push(after, replace(self, waiting=()), Send(write.sealed[0]), write)",
+        f"{MACHINE}test_no_byte_is_sent_between_a_write_and_the_word_that_it_is_on_disk",
+    ),
+    Mutant(
+        "machine: a receipt for another message is believed",
+        "device/sending.py _flaw",
+        "not receipt.verify(machine.member.server_key)",
+        "False",
+        f"{MACHINE}test_a_receipt_that_another_server_signed_is_refused_and_the_message_waits",
+    ),
+    Mutant(
+        "machine: a device whose power failed draws anew for what waits",
+        "device/sending.py Outbox.step",
+        "push(life, Outbox(taken), Send(found(waiting[0]))) if waiting else pop(life, taken)",
+        "pop(life, taken)",
+        f"{MACHINE}test_what_a_crash_left_in_the_outbox_goes_first_as_the_same_bytes",
     ),
     # --- one turn ---
     Mutant(

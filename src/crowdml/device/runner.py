@@ -364,8 +364,13 @@ class Runner:
 
     async def _write(self, write: Write) -> None:
         """One transaction. To what the machine wants written it adds where the samples of the batch come from, what is
-        kept of them to learn from, and what became of letters."""
+        kept of them to learn from, and what became of letters and of predictions."""
         ledger, step = self.member.ledger, self.sensing.given(write, self.life.trips)
+        standing = dict(write.standing)
+        if self.letters is not None:
+            standing["post"] = self.letters.post.plain()
+        if self.learner is not None:
+            standing["own"] = self.learner.plain()
         work = partial(
             ledger.charge,
             self.task.hash,
@@ -375,7 +380,7 @@ class Runner:
             contents={each.waiting.seq: each.content for each in write.sealed},
             done=write.done,
             round_=write.round_,
-            state=self._packed(write.standing),
+            state=pack(standing),
             **step,
         )
         await self.commit(work, [(ledger.device, each.mark) for each in write.sealed if each.mark is not None])
@@ -384,13 +389,6 @@ class Runner:
     async def _keep_state(self, state: Any) -> None:
         self.life = replace(self.life, state=state)
         await self._do(KeepStanding())
-
-    def _packed(self, standing: Mapping[str, Any]) -> bytes:
-        """With what became of letters and of predictions."""
-        more: dict[str, Any] = {} if self.letters is None else {"post": self.letters.post.plain()}
-        if self.learner is not None:
-            more["own"] = self.learner.plain()
-        return pack({**standing, **more})
 
     # --- under masks ---
 
@@ -463,8 +461,13 @@ class Runner:
         """Compute, draw, mask, charge; then check in. What the turn was, and whether the server took it."""
         from crowdml.device.rounds import MASKED_KIND, drawn
         from crowdml.secagg import device
+        from crowdml.secagg.refusals import Refused as Left
 
-        heard = self._heard(publication)
+        _, kind, body = publication
+        try:
+            heard = self.machine.understood(kind, body)
+        except ValueError as error:
+            raise Left(f"The publication for this cohort cannot be used: {error}.") from error
         turn = self.machine.hear(self.life, heard, self.machine.noise, self.clock.now())
         vectors = self._said_under_masks(turn)
         timers, _ = self.life.timers.set(turn.wakes, self.clock.now())
@@ -472,15 +475,6 @@ class Runner:
         state = device.mask(rounds.terms, held, vectors)
         envelope = Envelope(self.task.hash, self.member.key.id, frozenset((SERVER,)), 0, MASKED_KIND, state.sent)
         return turn, await self._do(Give(now, turn, [envelope], drawn(state)))
-
-    def _heard(self, publication: Publication) -> Any:
-        from crowdml.secagg.refusals import Refused as Left
-
-        _, kind, body = publication
-        try:
-            return self.machine.understood(kind, body)
-        except ValueError as error:
-            raise Left(f"The publication for this cohort cannot be used: {error}.") from error
 
     def _said_under_masks(self, turn: Outcome) -> dict[str, Any]:
         """The integers of the one message that a masked protocol says, as flat vectors."""
