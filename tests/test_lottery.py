@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +12,18 @@ import pytest
 
 from crowdml.channels import Gathering
 from crowdml.datasets import load
-from crowdml.device.gathering import wait_for_round
-from crowdml.device.runner import Runner
+from crowdml.device.asking import CheckOut
+from crowdml.device.giving import Contribute, Lost, NextRound
+from crowdml.device.machine import Begun, Done, Machine, Moment, Tell, Waited
+from crowdml.device.member import Member
 from crowdml.errors import TaskError
+from crowdml.privacy.noise import Silence
 from crowdml.protocols import find
 from crowdml.sim.studies import simulate
 from crowdml.sim.world import Delay
+from crowdml.storage import Ledger
 from crowdml.task import Task, parse
+from crowdml.wire.keys import Key
 
 TEXT = """
 name = "drawn"
@@ -64,17 +69,24 @@ def test_a_device_that_finds_a_round_open_again_and_again_is_drawn_in_the_end():
 
 
 def waits(gave: int | None, rounds: list[int], draws: Any) -> tuple[int, list[str]]:
-    """How often a device rested until it took part, and what it said."""
-    seen, told, rested = iter(rounds), list[str](), list[int]()
-
-    async def look() -> int:
-        return next(seen)
-
-    async def rest(looks: int) -> None:
-        rested.append(looks)
-
-    asyncio.run(wait_for_round(gave, look, rest, told.append, draws))
-    return len(rested), told
+    """How often a device rested until it took part, and what it said. What it gave is not lost."""
+    task, seen, told, rested = make(), iter(rounds), list[str](), 0
+    with Ledger(":memory:") as ledger:
+        machine = Machine(Member(Key.generate(), ledger, bytes(32), ()), task, find(task), noise=Silence())
+        machine.is_drawn, machine.draws = draws is not None, draws or (lambda number, looks: True)
+        life, event, at = machine.wake(ledger), Begun(), Moment(0.0, 0.5, ledger)
+        life = replace(life, gave=gave, doing=(NextRound(),))
+        while True:
+            move = life.doing[-1].step(machine, life, event, at)
+            life = move.life
+            told += [effect.text for effect in move.effects if isinstance(effect, Tell)]
+            if not life.doing:
+                return rested, told
+            if isinstance(life.doing[-1], NextRound):
+                rested, event = rested + 1, Waited()
+                continue
+            event = Done(False) if isinstance(life.doing[-1], Lost) else Done(SimpleNamespace(version=next(seen)))
+            life = replace(life, doing=life.doing[:-1])
 
 
 def test_a_device_waits_for_a_round_for_which_it_is_drawn():
@@ -85,6 +97,23 @@ def test_a_device_waits_for_a_round_for_which_it_is_drawn():
     assert waits(2, [2, 2, 3, 3, 3, 3], draws)[0] == 5  # it gave to round 2, and is drawn for 3 at the fourth look
     assert waits(None, [], None) == (0, [])
     assert waits(4, [4, 5], None)[0] == 1
+
+
+def test_a_device_that_looked_before_a_round_closed_waits_to_be_drawn_for_the_next():
+    """It was drawn for round 4, and round 5 is open now: the server would refuse what it paid for."""
+    task = make()
+    with Ledger(":memory:") as ledger:
+        machine = Machine(Member(Key.generate(), ledger, bytes(32), ()), task, find(task), noise=Silence())
+        at = Moment(0.0, 0.5, ledger)
+        giving: Any = Contribute(None)
+        life = replace(machine.wake(ledger), drawn_for=4, doing=(giving,))
+        move = giving.step(machine, life, Done(SimpleNamespace(version=5)), at)
+        assert [type(each) for each in move.life.doing] == [Contribute, NextRound]
+        machine.draws = lambda number, looks: True
+        looked = move.life.doing[-1].step(machine, move.life, Done(SimpleNamespace(version=5)), at)
+        assert (looked.life.drawn_for, looked.life.doing) == (5, (giving,))
+        again = giving.step(machine, looked.life, looked.event, at)
+        assert [type(each) for each in again.life.doing] == [Contribute, CheckOut]
 
 
 def test_simulated_devices_that_are_not_drawn_wait_for_the_next_round():
@@ -111,24 +140,3 @@ def test_simulated_devices_that_are_not_drawn_wait_for_the_next_round():
 def test_a_lottery_that_makes_no_sense_is_refused(more: str, masks: str, says: str):
     with pytest.raises(TaskError, match=says):
         find(make(more, masks)).gathers(make(more, masks))
-
-
-@pytest.mark.parametrize(("found", "given", "rests"), [([4], 4, 0), ([5, 5], 5, 0), ([5, 5, 6], 6, 1)])
-def test_a_device_that_looked_before_a_round_closed_waits_to_be_drawn_for_the_next(
-    found: list[int], given: int, rests: int
-):
-    """It was drawn for round 4, or is for 5 at once, or for 6 alone: the server would refuse what it paid for."""
-    offered, rested = iter(found), list[int]()
-
-    async def check_out() -> Any:
-        return SimpleNamespace(version=next(offered))
-
-    async def rest(looks: int) -> None:
-        rested.append(looks)
-
-    draws = lambda number, looks: number == given  # noqa: E731
-    device: Any = SimpleNamespace(
-        _check_out=check_out, _rest=rest, _lottery=draws, _drawn_for=4, _gave=3, tell=lambda _: None
-    )
-    published = asyncio.run(Runner._publication(device))
-    assert (published.version, device._drawn_for, len(rested)) == (given, given, rests)

@@ -16,7 +16,7 @@ import numpy as np
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, consent_to
-from crowdml.device.runner import Clock, Patience
+from crowdml.device.member import Clock, Patience
 from crowdml.device.sources import FileSource
 from crowdml.price import Price
 from crowdml.protocols import find

@@ -22,8 +22,10 @@ from loopback import QuickClock, rows
 
 from crowdml.device import client as client_module
 from crowdml.device.client import Client, Limits
+from crowdml.device.commits import Commits
 from crowdml.device.folder import Folder
-from crowdml.device.runner import Commits, Ending, Patience, Runner, terms
+from crowdml.device.member import Ending, Patience, terms
+from crowdml.device.runner import Runner
 from crowdml.device.sources import FileSource
 from crowdml.secagg import device as masking
 from crowdml.storage import Ledger

@@ -15,7 +15,7 @@ from proportions_task import street
 from crowdml.device.client import Answer, Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.joining import claim_place, enrol_device
-from crowdml.device.runner import Clock, Patience
+from crowdml.device.member import Clock, Patience
 from crowdml.device.sources import FileSource, Series
 from crowdml.messages import Envelope, encode
 from crowdml.privacy.losses import Total

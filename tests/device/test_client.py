@@ -117,6 +117,28 @@ def test_not_modified_has_no_body():
     assert (answer.status, answer.body) == (304, b"")
 
 
+def test_an_answer_that_only_says_to_go_on_is_not_the_answer():
+    assert talk(answering(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK), get()).body == b"hi"
+
+
+def test_a_connection_on_which_a_server_speaks_unasked_is_not_used_again():
+    connections = []
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(1)
+        await request_of(reader)
+        writer.write(OK + OK)
+        await writer.drain()
+        await reader.read()
+
+    async def ask(client: Client) -> None:
+        for _ in range(2):
+            await client.request("GET", "/x")
+
+    talk(server, ask)
+    assert len(connections) == 2
+
+
 def test_a_problem_is_raised_with_its_members_and_the_seconds_to_wait():
     body = b'{"type":"/problems/seq-gap","title":"t","status":409,"detail":"Send 3.","expected":3}'
     head = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\nRetry-After: 7\r\n\r\n" % len(body)
@@ -148,8 +170,15 @@ def test_a_server_asks_for_so_long_a_wait_at_most_and_no_number_of_its_own_is_to
     assert refusal.value.retry_after == seconds
 
 
-@pytest.mark.parametrize("piece", [b"X: y\r\n", b"1;" + b"a" * 60_000 + b"\r\nx\r\n"], ids=["trailers", "chunks"])
-def test_an_answer_that_never_ends_is_given_up_when_its_time_is_over(piece: bytes):
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        (b"X: y\r\n", "more than 65536 bytes of headers"),  # trailers have the bounds of a head
+        (b"1;" + b"a" * 60_000 + b"\r\nx\r\n", r"more than 0\.2 s"),
+    ],
+    ids=["trailers", "chunks"],
+)
+def test_an_answer_that_never_ends_is_given_up(piece: bytes, why: str):
     ended = False
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,7 +193,7 @@ def test_an_answer_that_never_ends_is_given_up_when_its_time_is_over(piece: byte
                 await writer.drain()
             ended = True
 
-    with pytest.raises(Unreachable, match=r"more than 0\.2 s"):
+    with pytest.raises(Unreachable, match=why):
         talk(server, get(), Limits(total=0.2))
     assert not ended
 
@@ -194,6 +223,8 @@ def test_a_name_that_no_machine_can_have_is_said_in_a_sentence(url: str):
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "malformed chunk"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + b"x" * 101, "at most 100"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", "bytes of headers"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx", "within its answer"),
+        (b"HTTP/1.1 20", "before it answered"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n", "no redirect"),
     ],
 )

@@ -14,8 +14,8 @@ from loopback import LoopbackServer, QuickClock, joined, run, serving, take_part
 
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder
-from crowdml.device.gathering import Timers
 from crowdml.device.runner import Runner
+from crowdml.device.timers import Timers
 from crowdml.errors import ProtocolError
 from crowdml.privacy.private import Private
 from crowdml.protocol import CheckOut, Role, Rule, Step, Stop, Wake, Woken
@@ -205,7 +205,7 @@ def test_a_device_whose_vector_came_too_late_for_its_cohort_gives_to_the_open_ro
         run(home, server.address, server.code, task, rows(18), devices=9, time_=Short())
         runner = at_version(1, server, task)
         assert (runner.offer.version, runner.totals, runner.check_ins) == (1, 2, 9)
-        assert (late[0].counts.check_ins, late[0]._trips) == (1, 2), "what was drawn stays charged"
+        assert (late[0].counts.check_ins, late[0].life.trips) == (1, 2), "what was drawn stays charged"
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -236,9 +236,8 @@ def test_a_device_gives_again_to_a_server_that_was_restored_and_forgot_what_it_g
 
 
 def test_a_timer_runs_out_after_a_second_at_the_soonest():
-    timers = Timers()
-    timers.set([Wake(0, "now"), Wake(5, "later")], 10.0)
-    assert timers.due == {"now": 11.0, "later": 15.0}
+    timers, tags = Timers().set([Wake(0, "now"), Wake(5, "later")], 10.0)
+    assert (timers.due, tags) == ({"now": 11.0, "later": 15.0}, ("now", "later"))
 
 
 def with_device(monkeypatch: pytest.MonkeyPatch, task: Task, on: dict[type, Any]) -> None:

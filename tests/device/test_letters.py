@@ -14,8 +14,8 @@ from neighbours import STREET, Scribe, Watched, readings, stand, stands
 from crowdml.device.client import Unreachable
 from crowdml.device.learning import recall
 from crowdml.device.letters import Correspondence, Post
+from crowdml.device.mail import LONGEST_LOOK
 from crowdml.device.places import find_place
-from crowdml.device.runner import LONGEST_LOOK
 from crowdml.device.sources import LiveSource
 from crowdml.errors import CrowdmlError, ProtocolError, TaskError
 from crowdml.messages import decode

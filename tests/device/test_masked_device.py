@@ -28,8 +28,9 @@ import crowdml
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, OwnerBudget
+from crowdml.device.member import Patience
 from crowdml.device.rounds import KINDS
-from crowdml.device.runner import Patience, Runner
+from crowdml.device.runner import Runner
 from crowdml.device.sources import FileSource
 from crowdml.price import Price
 from crowdml.privacy.losses import ZCDP
@@ -197,7 +198,7 @@ def test_a_device_that_returns_after_its_round_is_over_has_paid_and_goes_on(tmp_
         await asyncio.gather(*(crowd.run(n) for n in range(5, 9)), crowd.run(4, most=1))
         assert drawn_in(crowd.of(4), server.task) == 2  # the late one stays charged
         assert crowd.of(4).resend() == ()
-        assert crowd.runner(4)._seq == 1  # the late number was never used
+        assert crowd.runner(4).life.seq == 1  # the late number was never used
         assert "round-over" not in "".join(crowd.said[4])
 
     server = play(tmp_path, masked_task(lease=2.0, window=2.0), story, batches=2)

@@ -19,11 +19,11 @@ from loopback import LoopbackServer, QuickClock, joined, rows, run, serving, sma
 from masked_server import masked_task
 
 from crowdml.device.client import Client, Unreachable
+from crowdml.device.commits import Commits
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import GIVEN, LEDGER, Folder, consent_to
 from crowdml.device.marks import Mark, Marks, read_marks
 from crowdml.device.rounds import OwnRounds, kept
-from crowdml.device.runner import Commits
 from crowdml.device.sources import FileSource
 from crowdml.errors import DataError, LedgerError
 from crowdml.price import Price

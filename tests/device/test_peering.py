@@ -317,13 +317,15 @@ KEY = GOOD.key.public.hex()
 TURNED_AWAY = {
     "garbage": (request(b"\x00" * 100, KEY), 422, "wrong-message"),
     "nothing": (request(b"", KEY), 422, "wrong-message"),
-    "no http": (b"\x16\x03\x01 hello\r\n\r\n", 404, "not-found"),
+    "no http": (b"\x16\x03\x01 hello\r\n\r\n", 400, "bad-request"),
+    "no host": (f"POST {PATH} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode(), 400, "bad-request"),
     "an endless head": (b"POST " + b"a" * (2 * LARGEST_HEAD), 400, "bad-request"),
+    "a head that is too long": (request(b"", "0" * LARGEST_HEAD), 400, "bad-request"),
     "another path": (request(b"", KEY, path="/v1/tasks"), 404, "not-found"),
     "another method": (request(b"", KEY, method="GET"), 405, "method"),
-    "no length": (f"POST {PATH} HTTP/1.1\r\nCrowdml-Key: {KEY}\r\n\r\n".encode(), 411, "length-required"),
+    "no length": (f"POST {PATH} HTTP/1.1\r\nHost: x\r\nCrowdml-Key: {KEY}\r\n\r\n".encode(), 411, "length-required"),
     "chunks": (
-        f"POST {PATH} HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(),
+        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(),
         411,
         "length-required",
     ),

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from crowdml.device.commits import Commits
 from crowdml.device.joining import _begin_from
 from crowdml.device.marks import Mark, Marked, Marks, read_marks
+from crowdml.device.member import Clock
 from crowdml.device.rounds import KINDS, OwnRounds, kept
-from crowdml.device.runner import Clock, Commits
 from crowdml.device.statements import is_known
 from crowdml.messages import SERVER, Envelope
 from crowdml.secagg.device import advertise

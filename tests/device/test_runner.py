@@ -14,17 +14,20 @@ import sqlalchemy as sa
 from ledgers import sample_ceiling
 from loopback import QuickClock, joined, rows, run, serving, small_task, take_part
 
-from crowdml.device.client import Answer, Client
+from crowdml.device.client import Client
+from crowdml.device.commits import Commits
 from crowdml.device.files import Share
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import GIVEN, LEDGER, Folder, OwnerBudget, consent_to, readable_task
 from crowdml.device.joining import withdraw
+from crowdml.device.machine import Machine
 from crowdml.device.marks import Mark
-from crowdml.device.runner import Clock, Commits, Member, Patience, Runner, statement_after
-from crowdml.device.sources import FileSource, LiveSource, deal_sources, open_source
+from crowdml.device.member import Clock, Member, Patience, chance, statement_after
+from crowdml.device.sources import LiveSource, deal_sources, open_source
 from crowdml.errors import CrowdmlError, DataError, LedgerError, ProtocolError, TaskError
 from crowdml.price import Price
 from crowdml.privacy.losses import Pure
+from crowdml.privacy.noise import SystemSource
 from crowdml.privacy.sensitivity import Adjacency, Observer
 from crowdml.protocol import CheckOut, Role, Sensed, Step
 from crowdml.protocols import find, sgd
@@ -493,11 +496,11 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path):
 def test_back_off_grows_to_its_cap_and_is_spread_out():
     patience = Patience(1.0, 60.0)
     for failures, most in ((0, 1), (3, 8), (6, 60), (1000, 60)):
-        pauses = [patience.pause(failures) for _ in range(200)]
+        pauses = [patience.pause(failures, chance=chance()) for _ in range(200)]
         assert min(pauses) >= most / 2
         assert max(pauses) <= most
         assert max(pauses) - min(pauses) > most / 4
-    assert all(30 <= patience.pause(0, 30) <= 31 for _ in range(100))
+    assert all(30 <= patience.pause(0, 30, chance=chance()) <= 31 for _ in range(100))
 
 
 def test_what_an_owner_is_shown_is_computed_from_the_task():
@@ -541,13 +544,11 @@ def understood(folder: Path, weights: list, version: int = 0) -> tuple[str, ...]
     """The field for which a device refuses a publication; none where it takes it."""
     key = Key.generate()
     with Ledger(":memory:") as ledger:
-        source = FileSource("none", [], TASK)
-        member = Member(key, ledger, bytes(32), ())
-        runner = Runner(member, TASK, find(TASK), Client("http://127.0.0.1:1"), source)
+        machine = Machine(Member(key, ledger, bytes(32), ()), TASK, find(TASK), noise=SystemSource())
         body = msgpack.packb({"weights": weights, "version": version})
         try:
-            runner._understood(Answer(200, {"crowdml-kind": "sgd/params/1"}, body))
-        except CrowdmlError as error:
+            machine.understood("sgd/params/1", body)
+        except ValueError as error:
             return tuple(name for name in ("weights", "version") if f"{name} has another" in str(error)) or (
                 str(error),
             )

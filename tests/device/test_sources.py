@@ -16,7 +16,7 @@ from loopback import SMALL, small_task
 import crowdml
 from crowdml.arrays import Samples
 from crowdml.device.files import Share, parse_share
-from crowdml.device.runner import _pack, _unpack
+from crowdml.device.sensing import _pack, _unpack
 from crowdml.device.sources import LiveSource, Sample, deal_sources, open_source
 from crowdml.errors import DataError
 from crowdml.models import make_model

@@ -128,17 +128,15 @@ class Listening(Client):
         super().__init__(url, limits=Limits(connections=connections))
         self.heard = Heard()
 
-    async def _once(
-        self, connection: Any, method: str, data: bytes, largest: int, deadline: float
-    ) -> tuple[Answer, bool]:
+    async def _once(self, connection: Any, request: Any, *rest: Any) -> Answer:
         began = time.perf_counter()
-        answer, reusable = await super()._once(connection, method, data, largest, deadline)
+        answer = await super()._once(connection, request, *rest)
         self.heard.statuses[answer.status] += 1
-        if answer.status in (200, 202) and method == "POST":
+        if answer.status in (200, 202) and request.method == b"POST":
             self.heard.seconds.append(time.perf_counter() - began)
         elif answer.status == 503:
             self.heard.unexplained += "retry-after" not in answer.headers
-        return answer, reusable
+        return answer
 
 
 async def give(crowd: Crowd, connections: int) -> None:

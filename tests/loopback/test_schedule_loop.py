@@ -15,7 +15,7 @@ from loopback import QuickClock, joined, run, serving
 from crowdml.device.client import Answer, Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import LEDGER, Folder, OwnerBudget
-from crowdml.device.runner import Patience
+from crowdml.device.member import Patience
 from crowdml.device.sources import FileSource
 from crowdml.price import Price
 from crowdml.privacy.losses import Total

@@ -14,9 +14,11 @@ from masked_server import masked_task
 
 from crowdml.datasets.populations import Population
 from crowdml.device.client import Client
+from crowdml.device.commits import Commits
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder
-from crowdml.device.runner import Commits, Patience, Runner, terms
+from crowdml.device.member import Patience, terms
+from crowdml.device.runner import Runner
 from crowdml.device.sources import FileSource
 from crowdml.messages import decode
 from crowdml.privacy.seeded import SeededSource, stream

@@ -19,7 +19,7 @@ from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet, Summary
 from crowdml.device.folder import Folder, consent_to
 from crowdml.device.joining import choose_task, fetch_task, list_tasks
-from crowdml.device.runner import Clock
+from crowdml.device.member import Clock
 from crowdml.device.sources import deal_sources
 from crowdml.price import Price
 from crowdml.server.limits import Limits

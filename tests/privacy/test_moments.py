@@ -224,7 +224,7 @@ def test_a_row_that_proves_nothing_is_refused(changes):
 
 def test_a_device_as_the_unit_has_one_loss_and_can_be_charged() -> None:
     """A ledger refuses a replace-device charge that names two losses."""
-    from crowdml.device.runner import charges_of
+    from crowdml.device.member import charges_of
     from crowdml.privacy.door import Passage
     from crowdml.protocols import gram, settled
     from crowdml.task import find_task

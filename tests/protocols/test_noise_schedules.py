@@ -10,7 +10,7 @@ from local_bench import MASKS, local_task, make_batch, publication, said
 
 from crowdml.arrays import Samples
 from crowdml.datasets.populations import iid
-from crowdml.device.runner import charges_of
+from crowdml.device.member import charges_of
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.messages import SERVER
 from crowdml.price import Price, check_budget

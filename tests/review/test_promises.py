@@ -15,7 +15,7 @@ from bench import masked_text, task_text
 import crowdml.tasks
 from crowdml.cli.budget import budget_text
 from crowdml.device.folder import Folder, OwnerBudget, consent_to, readable_task
-from crowdml.device.runner import terms
+from crowdml.device.member import terms
 from crowdml.errors import GuaranteeError, TaskError
 from crowdml.price import Price
 from crowdml.privacy.losses import ZCDP, Total

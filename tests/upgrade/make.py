@@ -33,10 +33,12 @@ import numpy as np
 
 from crowdml.cli.output import whole_file
 from crowdml.device.client import Client
+from crowdml.device.commits import Commits
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, OwnerBudget, offer
 from crowdml.device.joining import choose_task, fetch_task, list_tasks, withdraw
-from crowdml.device.runner import Clock, Commits, Ending, Patience, Runner, terms
+from crowdml.device.member import Clock, Ending, Patience, terms
+from crowdml.device.runner import Runner
 from crowdml.device.sources import FileSource, Series
 from crowdml.protocols import settled
 from crowdml.server.export import export_model, write_model

@@ -27,7 +27,7 @@ import numpy as np
 from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, Server
-from crowdml.device.runner import Clock, Patience
+from crowdml.device.member import Clock, Patience
 from crowdml.device.sources import FileSource, Series
 from crowdml.server.limits import Limits
 from crowdml.server.serve import Started, run, serve

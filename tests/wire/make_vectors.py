@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import device_vectors
+import machine_vectors
 import msgpack
 import numpy as np
 
@@ -621,7 +622,7 @@ def build() -> dict[str, str]:
     vectors = {
         "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
         "messages": messages(), "rounds": rounds(), "letters": letters(), "sgd": protocol_sgd(), "problems": problems(),
-        "statements": statements(), **device_vectors.build(),
+        "statements": statements(), "machine": machine_vectors.build(), **device_vectors.build(),
     }  # fmt: skip
     files = {f"vectors/{name}.json": value for name, value in vectors.items()}
     files |= {f"schemas/{name}.json": value for name, value in schemas().items()}

@@ -364,7 +364,7 @@ def leave(folder: Path, yes: bool, even_if_unreachable: bool, json_path: str | N
     from crowdml.device.client import Unreachable
     from crowdml.device.folder import Folder
     from crowdml.device.joining import withdraw
-    from crowdml.device.runner import Clock
+    from crowdml.device.member import Clock
 
     report, home = Report(json_path), Folder(folder)
     server = home.server
@@ -533,7 +533,7 @@ async def _welcome(
     from crowdml.device.fleet import Fleet
     from crowdml.device.folder import consent_to
     from crowdml.device.joining import choose_task, enrol_device, fetch_artefacts, fetch_task, pinned, withdraw
-    from crowdml.device.runner import Clock
+    from crowdml.device.member import Clock
     from crowdml.price import Price
     from crowdml.wire.problems import Problem
 

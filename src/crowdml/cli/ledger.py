@@ -188,7 +188,7 @@ def _verify(report: Report, folder: Path, transcript: Path | None) -> None:
     import asyncio
 
     from crowdml.device.client import Client, Unreachable
-    from crowdml.device.runner import Clock
+    from crowdml.device.member import Clock
     from crowdml.device.verification import check_chain, check_receipts, check_transcript, together
     from crowdml.errors import CrowdmlError
     from crowdml.wire.problems import Problem

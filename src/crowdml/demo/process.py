@@ -21,7 +21,7 @@ from crowdml.device.client import Client
 from crowdml.device.fleet import Fleet
 from crowdml.device.folder import Folder, consent_to
 from crowdml.device.joining import choose_task, fetch_artefacts, fetch_task, list_tasks
-from crowdml.device.runner import Clock
+from crowdml.device.member import Clock
 from crowdml.errors import CrowdmlError
 from crowdml.price import Price
 from crowdml.storage.server import Store

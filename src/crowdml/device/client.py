@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client on asyncio: what a device says to its server, and nothing else.
+"""A small HTTP/1.1 client on asyncio and h11: what a device says to its server, and nothing else.
 
 Bounded in time, in bytes and in connections. Every request that a device makes may be repeated: so one that meets a
 connection which the server had already closed is sent once more, on a new one. Redirects are not followed: a device
@@ -8,16 +8,19 @@ talks to the server that its owner named.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from crowdml.addresses import read_address
 from crowdml.errors import CrowdmlError
 from crowdml.records import record
 from crowdml.wire.problems import LARGEST_PROBLEM, Problem
+
+if TYPE_CHECKING:
+    import h11
 
 LARGEST_HEAD = 65_536
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
@@ -25,6 +28,19 @@ NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNO
 TLS_ALERT = b"\x15\x03"
 LONGEST_RETRY = 7 * 86_400
 """Seconds: what a server may ask a device to wait in one answer."""
+_TOO_LONG = f"sent more than {LARGEST_HEAD} bytes of headers"
+_CLOSED = ("peer ", "can't handle event type ConnectionClosed")
+"""How h11's sentences begin where a connection ended too early."""
+_FLAWS = {
+    "Receive buffer": _TOO_LONG,
+    "illegal header line": "sent a malformed header",
+    "bad Content-Length": "sent a malformed length",
+    "conflicting Content-Length": "sent a malformed length",
+    "illegal chunk header": "sent a malformed chunk",
+    "malformed chunk footer": "sent a malformed chunk",
+    "peer ": "closed the connection within its answer",
+}
+"""How h11's sentences begin, and what we say: anything else is no HTTP/1.1."""
 
 
 class Unreachable(CrowdmlError):  # noqa: N818  # reads as the sentence it raises
@@ -52,17 +68,26 @@ class Answer:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: what came and was not read yet. Between two requests a server has nothing to say."""
+    """One connection, and the HTTP that is read from it. Between two requests a server has nothing to say."""
 
     def __init__(self) -> None:
-        self.data = bytearray()
+        import h11  # with the first connection, so that importing a device does not wait for it
+
+        self.http = h11.Connection(h11.CLIENT, LARGEST_HEAD)
         self.used = self.busy = self.ended = False
+        self.came = 0
+        """Bytes since the last request was sent."""
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def usable(self) -> bool:
         return not self.ended and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def unread(self) -> bytes:
+        """Bytes that came and belong to no event yet."""
+        return self.http.trailing_data[0]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -71,36 +96,42 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.busy:
             self.close()
-        self.data += data
+            return
+        self.came += len(data)
+        self.http.receive_data(data)
         self._wake()
 
     def eof_received(self) -> None:
         self.ended = True
+        self.http.receive_data(b"")
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.ended = True
-        self._wake()
+        self.eof_received()
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        assert self._transport is not None
+        self.busy, self.came = True, 0
+        self._transport.write(data)
+
+    def renew(self) -> bool:
+        """Whether the connection may serve another request, and is ready for it."""
+        import h11
+
+        if self.ended or self.unread or {self.http.our_state, self.http.their_state} != {h11.DONE}:
+            return False
+        self.http.start_next_cycle()
+        self.busy, self.used = False, True
+        return True
 
     async def more(self, seconds: float) -> None:
-        """Wait for another piece; `EOFError` where none will come, `TimeoutError` where none came in time."""
-        if self.ended:
-            raise EOFError
+        """Wait for another piece, or for the end; `TimeoutError` where none came in time."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
                 await self._waiter
         finally:
             self._waiter = None
-
-    def take(self, size: int) -> bytes:
-        taken = bytes(self.data[:size])
-        del self.data[:size]
-        return taken
 
     def close(self) -> None:
         self.ended = True
@@ -156,21 +187,19 @@ class Client:
         await asyncio.sleep(0)  # a transport lets go of its socket in the next turn of the loop
 
     async def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str], largest: int) -> Answer:
-        head = _head(method, self.prefix + path, self._authority, body, headers)
+        request = _request(method, self.prefix + path, self._authority, body, headers)
         deadline = asyncio.get_running_loop().time() + self.limits.total
         while True:
             connection = await self._connection(deadline)
             try:
-                answer, reusable = await self._once(connection, method, head + body, largest, deadline)
+                answer = await self._once(connection, request, body, largest, deadline)
             except _Stale:
                 connection.close()
                 continue
             except BaseException:
                 connection.close()
                 raise
-            connection.busy = False
-            if reusable and not connection.data:
-                connection.used = True
+            if connection.renew():
                 self._idle.append(connection)
             else:
                 connection.close()
@@ -208,34 +237,55 @@ class Client:
         return connection
 
     async def _once(
-        self, connection: _Connection, method: str, data: bytes, largest: int, deadline: float
-    ) -> tuple[Answer, bool]:
-        """One request on one connection; whether the connection may serve another."""
-        connection.busy = True
+        self, connection: _Connection, request: h11.Request, body: bytes, largest: int, deadline: float
+    ) -> Answer:
+        """One request on one connection."""
+        import h11
+
+        http = connection.http
+        data = http.send(request) + (http.send(h11.Data(body)) if body else b"") + http.send(h11.EndOfMessage())
         connection.write(data)
         self.bytes_up += len(data)
         try:
-            first = await self._until(connection, b"\r\n\r\n", deadline)
-        except EOFError as error:
-            if connection.used and not connection.data:
-                raise _Stale from error
-            raise self._unanswered(connection) from error
-        version, status, headers = self._parse(first)
+            while not isinstance(event := await self._event(connection, deadline), h11.Response):
+                pass
+        except h11.RemoteProtocolError as error:
+            raise self._unanswered(connection, error) from error
+        if connection.came - len(connection.unread) > LARGEST_HEAD:
+            raise Unreachable(f"{self.url} {_TOO_LONG}.")
+        status, answer = event.status_code, bytearray()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+        most = min(largest, LARGEST_PROBLEM) if status >= 400 else largest
+        if status not in (204, 304):
+            self._bounded(whole_number(headers.get("content-length", "0")) or 0, most)
         try:
-            body, framed = await self._body(connection, method, status, headers, largest, deadline)
-        except EOFError as error:
-            raise Unreachable(f"{self.url} closed the connection within its answer.") from error
-        self.bytes_down += len(first) + len(body)
-        said = headers.get("connection", "").lower()
-        keep = said != "close" if version == "HTTP/1.1" else said == "keep-alive"
-        return Answer(status, headers, body), framed and keep
+            while isinstance(event := await self._event(connection, deadline), h11.Data):
+                answer += event.data
+                self._bounded(len(answer), most)
+        except h11.RemoteProtocolError as error:
+            raise Unreachable(f"{self.url} {_flaw(error)}.") from error
+        self.bytes_down += connection.came - len(connection.unread)
+        return Answer(status, headers, bytes(answer))
 
-    def _unanswered(self, connection: _Connection) -> Unreachable:
-        """It was closed without an answer in HTTP: as by a server that waits for TLS."""
+    async def _event(self, connection: _Connection, deadline: float) -> Any:
+        """The next piece of the answer, as h11 reads it. A `RemoteProtocolError` where it is none, or was cut short."""
+        import h11
+
+        while (event := connection.http.next_event()) is h11.NEED_DATA:
+            await self._more(connection, deadline)
+        return event
+
+    def _unanswered(self, connection: _Connection, error: h11.RemoteProtocolError) -> Exception:
+        """There is no answer in HTTP: as from a server that waits for TLS, or from one that had closed before."""
+        if connection.used and not connection.came:
+            return _Stale()
+        speaks_tls = connection.unread.startswith(TLS_ALERT)
+        if not speaks_tls and not str(error).startswith(_CLOSED):
+            return Unreachable(f"{self.url} {_flaw(error)}.")
         said = f"{self.url} closed the connection before it answered."
         if self._tls is not None or connection.used:
             return Unreachable(said)
-        if connection.data.startswith(TLS_ALERT):
+        if speaks_tls:
             return Unreachable(f"{self.url}: this port speaks TLS. Try {self._other_scheme()}.")
         return Unreachable(f"{said} If it speaks TLS, try {self._other_scheme()}.")
 
@@ -252,80 +302,6 @@ class Client:
             seconds = f"{self.limits.read:g} s to go on" if self.limits.read < left else f"{self.limits.total:g} s"
             raise Unreachable(f"{self.url} took more than {seconds} to answer.") from error
 
-    async def _until(self, connection: _Connection, mark: bytes, deadline: float) -> bytes:
-        """What comes up to the mark, and the mark."""
-        while not 0 <= (at := connection.data.find(mark)) <= LARGEST_HEAD:
-            if len(connection.data) > LARGEST_HEAD:
-                raise Unreachable(f"{self.url} sent more than {LARGEST_HEAD} bytes of headers.")
-            await self._more(connection, deadline)
-        return connection.take(at + len(mark))
-
-    async def _exactly(self, connection: _Connection, size: int, deadline: float) -> bytes:
-        while len(connection.data) < size:
-            await self._more(connection, deadline)
-        return connection.take(size)
-
-    def _parse(self, head: bytes) -> tuple[str, int, dict[str, str]]:
-        lines = head.decode("latin-1").split("\r\n")
-        version, _, rest = lines[0].partition(" ")
-        code = rest[:3]
-        if version not in ("HTTP/1.1", "HTTP/1.0") or not (code.isascii() and code.isdigit()):
-            raise Unreachable(f"{self.url} does not speak HTTP/1.1.")
-        headers: dict[str, str] = {}
-        for line in lines[1:-2]:
-            name, colon, value = line.partition(":")
-            if not colon:
-                raise Unreachable(f"{self.url} sent a malformed header.")
-            headers[name.strip().lower()] = value.strip()
-        return version, int(code), headers
-
-    async def _body(
-        self,
-        connection: _Connection,
-        method: str,
-        status: int,
-        headers: Mapping[str, str],
-        largest: int,
-        deadline: float,
-    ) -> tuple[bytes, bool]:
-        """The body, and whether its end was marked."""
-        if method == "HEAD" or status in (204, 304) or status < 200:
-            return b"", True
-        most = min(largest, LARGEST_PROBLEM) if status >= 400 else largest
-        if headers.get("transfer-encoding", "").lower() == "chunked":
-            return await self._chunks(connection, most, deadline), True
-        length = headers.get("content-length")
-        if length is not None:
-            size = whole_number(length)
-            if size is None:
-                raise Unreachable(f"{self.url} sent a malformed length.")
-            self._bounded(size, most)
-            return await self._exactly(connection, size, deadline), True
-        with contextlib.suppress(EOFError):
-            while True:
-                self._bounded(len(connection.data), most)
-                await self._more(connection, deadline)
-        self._bounded(len(connection.data), most)
-        return connection.take(len(connection.data)), False
-
-    async def _chunks(self, connection: _Connection, most: int, deadline: float) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            line = await self._until(connection, b"\r\n", deadline)
-            try:
-                length = int(line.split(b";")[0].strip(), 16)
-            except ValueError as error:
-                raise Unreachable(f"{self.url} sent a malformed chunk.") from error
-            size += length
-            self._bounded(size, most)
-            if length <= 0:
-                while await self._until(connection, b"\r\n", deadline) != b"\r\n":
-                    pass
-                return b"".join(pieces)
-            pieces.append(await self._exactly(connection, length, deadline))
-            await self._exactly(connection, 2, deadline)
-
     def _bounded(self, size: int, most: int) -> None:
         if size > most:
             raise Unreachable(f"{self.url} answered with {size:,} bytes or more; a device reads at most {most:,}.")
@@ -338,17 +314,25 @@ def _trust(ca: Path | str | None) -> ssl.SSLContext:
         raise CrowdmlError(f"The file of certificates {ca} cannot be used: {error}.") from error
 
 
-def _head(method: str, target: str, authority: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {authority}"]
+def _request(method: str, target: str, authority: str, body: bytes, headers: Mapping[str, str]) -> h11.Request:
+    import h11
+
+    listed = [("Host", authority)]
     if body or method in ("POST", "PUT"):
-        lines.append(f"Content-Length: {len(body)}")
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if any("\r" in line or "\n" in line for line in lines):
-        raise CrowdmlError("A request may have no line break in its path or headers.")
+        listed.append(("Content-Length", str(len(body))))
+    listed += headers.items()
     try:
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-    except UnicodeEncodeError as error:
+        return h11.Request(method=method, target=target, headers=listed)
+    except (h11.LocalProtocolError, UnicodeEncodeError) as error:
+        if any(set("\r\n") & {*text} for pair in (("", target), *listed) for text in pair):
+            raise CrowdmlError("A request may have no line break in its path or headers.") from error
         raise CrowdmlError(f"{target} at {authority} is no address of a server: write it in plain letters.") from error
+
+
+def _flaw(error: h11.RemoteProtocolError) -> str:
+    """What is wrong with an answer, in our words."""
+    said = str(error)
+    return next((ours for theirs, ours in _FLAWS.items() if said.startswith(theirs)), "does not speak HTTP/1.1")
 
 
 def _problem(answer: Answer) -> Problem:

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from crowdml.device.client import Client, Unreachable
+from crowdml.device.commits import Commits
 from crowdml.device.conditions import Conditions
 from crowdml.device.folder import Folder
+from crowdml.device.machine import Offers
+from crowdml.device.member import Clock, Ending, Patience, chance, terms
 from crowdml.device.places import needs_place
-from crowdml.device.runner import Clock, Commits, Ending, Offers, Patience, Runner, terms
+from crowdml.device.runner import Runner
 from crowdml.device.sources import SampleSource
 from crowdml.pace import AT_WORK, GROUP_WINDOW
 from crowdml.protocol import Protocol
@@ -209,7 +212,7 @@ class Fleet:
             except Problem as problem:
                 if problem.status not in (408, 429, 503) or failures >= 20:
                     raise
-                await self.clock.sleep(self.patience.pause(min(failures, 4), problem.retry_after))
+                await self.clock.sleep(self.patience.pause(min(failures, 4), problem.retry_after, chance=chance()))
                 failures += 1
 
     async def open_ledger(self) -> Ledger:
@@ -222,7 +225,8 @@ class Fleet:
                 found, exhausted = await recover(self.folder, self.client, self.all_keys(), self.clock)
                 self.tell(f"the ledger was lost: {found} began from a signed statement, {exhausted} as exhausted")
             except (Unreachable, Problem) as error:
-                pause = self.patience.pause(failures, error.retry_after if isinstance(error, Problem) else None)
+                asked = error.retry_after if isinstance(error, Problem) else None
+                pause = self.patience.pause(failures, asked, chance=chance())
                 self.tell(f"the ledger is lost and the server cannot be asked: {error} Waiting {pause:.0f} s.")
                 failures += 1
                 await self.clock.sleep(pause)

@@ -11,7 +11,7 @@ from crowdml import artefacts
 from crowdml.device.client import Client
 from crowdml.device.folder import Folder, Server, readable_task
 from crowdml.device.marks import Marked
-from crowdml.device.runner import Clock
+from crowdml.device.member import Clock
 from crowdml.device.statements import ROUND_KINDS, open_own, statement_path
 from crowdml.errors import BudgetExhausted, CrowdmlError, UnknownName
 from crowdml.privacy.losses import ZCDP, Loss, Pure, Renyi, Total, Unbounded

@@ -20,7 +20,7 @@ from typing import Any
 
 from crowdml.device.client import Client, Limits, Unreachable, whole_number
 from crowdml.device.letters import Arrival, Correspondence
-from crowdml.device.runner import Clock
+from crowdml.device.member import Clock
 from crowdml.errors import CrowdmlError
 from crowdml.records import record
 from crowdml.task import Task
@@ -177,29 +177,38 @@ class Peering:
 
     async def _hear(self, reader: asyncio.StreamReader, address: str) -> Answer:
         """One request, read within its bounds; the letter in it is believed or it is not."""
+        import h11  # with the first letter, so that importing a device does not wait for it
+
+        http = h11.Connection(h11.SERVER, LARGEST_HEAD)
+
+        async def event() -> Any:
+            while (found := http.next_event()) is h11.NEED_DATA:
+                http.receive_data(await reader.read(LARGEST_HEAD))
+            return found
+
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return _answer("bad-request", f"This is no request with a head of at most {LARGEST_HEAD} bytes.")
-        first, *rest = head.decode("latin-1").split("\r\n")[:-2]
-        method, _, target = first.partition(" ")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
-        if target.rpartition(" ")[0] != PATH:
+            request: h11.Request = await event()
+        except h11.RemoteProtocolError as error:
+            return _UNMEASURED if "Content-Length" in str(error) else _NO_REQUEST
+        if sum(len(name) + len(value) for name, value in request.headers) + len(request.target) > LARGEST_HEAD:
+            return _NO_REQUEST
+        headers = {name: value.decode("latin-1") for name, value in request.headers}
+        if request.target.decode() != PATH:
             return _answer("not-found", f"A device takes letters at {PATH}, and nothing else.")
-        if method != "POST":
+        if request.method != b"POST":
             return _answer("method", f"{PATH} takes POST alone.")
-        length, key = headers.get("content-length", ""), headers.get("crowdml-key", "")
-        if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal() and len(length) <= 9):
-            return _answer("length-required", "Say Content-Length, and send the bytes as they are.")
-        limit = self.letters.largest
-        if int(length) > limit:
+        length, key = whole_number(headers.get(b"content-length", "")), headers.get(b"crowdml-key", "")
+        if b"transfer-encoding" in headers or length is None:
+            return _UNMEASURED
+        if length > (limit := self.letters.largest):
             return _answer("too-large", f"A letter of this task has at most {limit:,} bytes.", limit=limit)
         if not self._within_rate(address):
             return _answer("too-many", f"An address may bring {RATE:g} letters a second.", retry_after=1)
         try:
-            public = bytes.fromhex(key) if len(key) == 2 * PUBLIC_SIZE else b""
-            body = await reader.readexactly(int(length))
-        except (ValueError, asyncio.IncompleteReadError):
+            public, body = bytes.fromhex(key) if len(key) == 2 * PUBLIC_SIZE else b"", b""
+            while isinstance(found := await event(), h11.Data):
+                body += found.data
+        except (ValueError, h11.RemoteProtocolError):
             return _answer("bad-request", "The key is not in hex, or the letter ended early.")
         return _ANSWERS[self.letters.bring(Letter(0, public, body))]
 
@@ -239,6 +248,8 @@ def _framed(status: int, body: bytes = b"", more: Mapping[str, str] | None = Non
     return status, ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
+_NO_REQUEST = _answer("bad-request", f"This is no request with a head of at most {LARGEST_HEAD} bytes.")
+_UNMEASURED = _answer("length-required", "Say Content-Length, and send the bytes as they are.")
 _ANSWERS: Mapping[Arrival, Answer] = {
     "taken": _framed(202),
     "again": _framed(200),

@@ -48,7 +48,8 @@ from crowdml.wire.rounds import PHASES, RoundView, open_view, publication_hash
 from crowdml.wire.statements import Statement
 
 if TYPE_CHECKING:
-    from crowdml.device.runner import Clock, Commits
+    from crowdml.device.commits import Commits
+    from crowdml.device.member import Clock
 
 __all__ = ["MASKED_KIND", "Asks", "Draw", "Lied", "OwnRounds", "Publication", "drawn", "has_said", "kept"]
 
@@ -253,16 +254,6 @@ class OwnRounds:
             return _read(await self._ask("GET", path))
         except Problem as problem:
             self._end(problem)
-
-    async def came_to_nothing(self) -> bool:
-        """Whether the last round that this device was in ended without a total, or the server has forgotten it."""
-        try:
-            view = _read(await self._ask("GET", f"{self._path}?round={self._last}"))
-        except Refused:
-            return False
-        except Problem as problem:
-            return problem.slug == "round-over"
-        return view.phase == "abandoned"
 
     async def _step(self, view: RoundView, draw: Draw | None) -> RoundView | None:
         """Do what this view asks for; the view that came back, or None where there is nothing to do but wait."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from crowdml.device.client import Client, whole_number
-from crowdml.device.runner import Clock
+from crowdml.device.member import Clock
 from crowdml.errors import DataError
 from crowdml.storage import Sent
 from crowdml.task import from_canonical
