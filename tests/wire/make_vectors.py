@@ -19,6 +19,7 @@ import device_vectors
 import machine_vectors
 import msgpack
 import numpy as np
+import sensing_vectors
 
 from crowdml.arrays import Samples
 from crowdml.messages import KINDS, SERVER, Envelope, encode
@@ -623,6 +624,7 @@ def build() -> dict[str, str]:
         "keys": keys(), "envelopes": envelopes(), "receipts": receipts(), "requests": requests(),
         "messages": messages(), "rounds": rounds(), "letters": letters(), "sgd": protocol_sgd(), "problems": problems(),
         "statements": statements(), "machine": machine_vectors.build(), **device_vectors.build(),
+        **sensing_vectors.build(),
     }  # fmt: skip
     files = {f"vectors/{name}.json": value for name, value in vectors.items()}
     files |= {f"schemas/{name}.json": value for name, value in schemas().items()}
