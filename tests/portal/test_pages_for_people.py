@@ -93,7 +93,7 @@ def test_no_line_of_a_command_ends_inside_a_code_or_an_option():
 
 @pytest.mark.browser
 @pytest.mark.parametrize("locale", ["en-GB", "de-DE"])
-def test_a_phone_is_told_first_that_it_cannot_take_part_and_sends_the_page_on(busy: Crowd, browser: Any, locale: str):
+def test_a_phone_is_offered_to_take_part_first_and_may_send_the_page_on(busy: Crowd, browser: Any, locale: str):
     """Review 2, owner finding 1 and 15: pip install at the end of a QR code, and a QR code of the page on a phone."""
     path = f"/join/{busy.running.started.code}"
     with window(browser, busy.base, PHONE, locale=locale, **TOUCH) as opened:
@@ -101,11 +101,11 @@ def test_a_phone_is_told_first_that_it_cannot_take_part_and_sends_the_page_on(bu
         opened.open(path)
         notice = page.locator(".on-phone")
         assert notice.is_visible()
-        assert notice.inner_text().startswith(
-            "This study needs a laptop or a board. Your phone cannot take part yet."
-            if locale == "en-GB" else "Diese Studie braucht einen Laptop oder einen Einplatinenrechner."
-        )  # fmt: skip
-        assert notice.bounding_box()["y"] < page.locator(".lead").bounding_box()["y"]
+        offer = page.locator("button[data-join]")
+        assert offer.inner_text() == (
+            "Take part with this phone" if locale == "en-GB" else "Mit diesem Telefon teilnehmen"
+        )
+        assert offer.bounding_box()["y"] < page.locator("#how").bounding_box()["y"]
         link = notice.locator("a").get_attribute("href")
         assert link.startswith("mailto:?subject=")
         assert unquote(link).endswith(f"body={busy.base}{path}")

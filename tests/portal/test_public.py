@@ -508,3 +508,32 @@ def test_units_uses_and_noise_on_the_page_are_those_of_the_mechanism(tmp_path: P
         assert "if the server had made them up" in masked
         assert "it holds as long as nobody breaks X25519 or AES" in masked
     assert "X25519" not in usual
+
+
+def test_modules_of_the_browsers_device_last_under_their_version_and_are_asked_for_without_it(busy: Crowd):
+    line = busy.running.line()
+    page = busy.browser().get(f"/join/{busy.running.started.code}").text
+    preloaded = re.findall(r'rel="modulepreload" href="(/web/[0-9a-f]{16}/(?:device|phone)/[a-z_]+\.js)"', page)
+    assert len(preloaded) > 30
+    assert not any("/secagg.js" in each for each in preloaded)
+    for address in preloaded:
+        answer = line.ask("GET", address, headers={"Accept-Encoding": "gzip"})
+        assert answer.status == 200
+        assert answer.headers["content-encoding"] == "gzip"
+        assert answer.headers["content-type"].startswith("text/javascript")
+        assert "immutable" in answer.headers["cache-control"]
+    plain = line.ask("GET", "/web/device/machine.js")
+    assert plain.headers["cache-control"] == "no-cache"
+    again = line.ask("GET", "/web/device/machine.js", headers={"If-None-Match": plain.headers["etag"]})
+    assert again.status == 304
+    old = line.ask("GET", "/web/0123456789abcdef/device/machine.js")
+    assert (old.status, old.headers["cache-control"]) == (200, "no-cache")
+    worker = line.ask("GET", "/web/device/worker.js")
+    assert worker.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    "path", ["device/nothing.js", "device/../device/machine.js", "device/machine.js.map", "machine.js", "other/page.js"]
+)
+def test_nothing_else_is_served_as_a_module(busy: Crowd, path: str):
+    assert busy.running.line().ask("GET", f"/web/{path}").status == 404

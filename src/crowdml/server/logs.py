@@ -52,7 +52,7 @@ def _line(scope: Scope, status: int, problem: str | None, began: float | None) -
     scope["crowdml.logged"] = True
     path, request = shown_path(scope["path"]), scope.get("crowdml.request", "-")
     quiet = problem is None and path in ("/healthz", "/readyz", "/metrics")
-    level = logging.DEBUG if quiet or path.startswith("/static/") else logging.INFO
+    level = logging.DEBUG if quiet or path.startswith(("/static/", "/web/")) else logging.INFO
     if not log.isEnabledFor(level):
         return
     taken = None if began is None else round(1000 * (time.perf_counter() - began), 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from crowdml.server.portal import assets, live, operator, owner, public
+from crowdml.server.portal import assets, live, operator, owner, phone, public
 from crowdml.server.portal.pages import error_page, wants_page
 
 __all__ = ["error_page", "routes", "wants_page"]
@@ -22,6 +22,7 @@ def routes() -> list[BaseRoute]:
         Route("/studies/{study}/plots/{file}", public.plot, methods=["GET"]),
         Route("/studies/{study}/live", live.live, methods=["GET"]),
         Route("/join/{code}", public.join, methods=["GET"]),
+        Route("/phone", phone.page, methods=["GET"]),
         Route("/device", owner.page, methods=["GET"]),
         Route("/device/withdraw", owner.withdrawing, methods=["GET"]),
         Route("/device/withdraw", owner.withdraw, methods=["POST"]),
@@ -29,4 +30,5 @@ def routes() -> list[BaseRoute]:
         Route("/device/{device}", owner.enter, methods=["GET"]),
         *operator.routes(),
         Route("/static/{name}", assets.serve, methods=["GET"]),
+        Route("/web/{path:path}", assets.serve_module, methods=["GET"]),
     ]

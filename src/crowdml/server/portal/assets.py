@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import posixpath
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,8 +46,63 @@ def read(name: str) -> Asset | None:
     found = home / name
     if not found.is_file():
         return None
-    data = found.read_bytes()
-    return Asset(data, gzip.compress(data, 6, mtime=0), hashlib.sha256(data).hexdigest()[:16], kind)
+    return _asset(found.read_bytes(), kind)
+
+
+def _asset(data: bytes, kind: str) -> Asset:
+    return Asset(data, gzip.compress(data, 9, mtime=0), hashlib.sha256(data).hexdigest()[:16], kind)
+
+
+WEB = "web"
+MODULE = re.compile(r"(?:(?P<tag>[0-9a-f]{16})/)?(?P<folder>device|phone)/(?P<name>[a-z_]{1,40}\.js)")
+"""A module of the browser's device, under the version of all of them or under none."""
+WORKER = "worker.js"
+WORKER_POLICY = "default-src 'none'; script-src 'self'; connect-src 'self'"
+"""What a Worker may do: load modules of this server, and ask this server."""
+
+
+@lru_cache(1)
+def modules() -> dict[str, Asset]:
+    """Every module of the package's web folder, by folder and name."""
+    found: dict[str, Asset] = {}
+    for folder in ("device", "phone"):
+        for each in sorted((files("crowdml") / WEB / folder).iterdir(), key=lambda each: each.name):
+            if each.name.endswith(".js"):
+                found[f"{folder}/{each.name}"] = _asset(each.read_bytes(), TYPES["js"])
+    return found
+
+
+@lru_cache(1)
+def version() -> str:
+    """One tag for all modules: they import each other by relative addresses, so they have one version."""
+    digest = hashlib.sha256("".join(f"{name} {each.tag}\n" for name, each in modules().items()).encode())
+    return digest.hexdigest()[:16]
+
+
+IMPORT = re.compile(r'^(?:import|export)\b[^"]*?\bfrom "(\.{1,2}/[a-z_/]+\.js)";$', re.MULTILINE)
+"""A static import of another module, by its relative address."""
+
+
+@lru_cache(8)
+def needed(*names: str) -> tuple[str, ...]:
+    """These modules and all that they import, directly or not: what a page asks for before its scripts do."""
+    found: dict[str, None] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = None
+            here = name.partition("/")[0]
+            asked = IMPORT.findall(modules()[name].data.decode())
+            waiting += [posixpath.normpath(posixpath.join(here, each)) for each in asked]
+    return tuple(sorted(found))
+
+
+def module(name: str) -> str:
+    """Where a page finds a module, such as `phone/page.js`: for ever."""
+    if name not in modules():
+        raise KeyError(f"There is no module {name!r}.")
+    return f"/{WEB}/{version()}/{name}"
 
 
 @lru_cache(1)
@@ -72,10 +128,27 @@ async def serve(request: Request) -> Response:
     found = await asyncio.to_thread(read, request.path_params["name"])
     if found is None:
         raise Problem("not-found", "There is no such file.")
+    return _answer(request, found, lasts=request.query_params.get("v") == found.tag)
+
+
+async def serve_module(request: Request) -> Response:
+    """GET /web/{folder}/{name}, or /web/{version}/{folder}/{name}: for ever under the version that is here."""
+    asked = MODULE.fullmatch(request.path_params["path"])
+    known = await asyncio.to_thread(modules)
+    found = None if asked is None else known.get(f"{asked['folder']}/{asked['name']}")
+    if asked is None or found is None:
+        raise Problem("not-found", "There is no such module.")
+    answer = _answer(request, found, lasts=asked["tag"] == version())
+    if asked["name"] == WORKER:
+        answer.headers["Content-Security-Policy"] = WORKER_POLICY
+    return answer
+
+
+def _answer(request: Request, found: Asset, *, lasts: bool) -> Response:
     tag = f'"{found.tag}"'
     headers = {
         "ETag": tag,
-        "Cache-Control": IMMUTABLE if request.query_params.get("v") == found.tag else "no-cache",
+        "Cache-Control": IMMUTABLE if lasts else "no-cache",
         "Vary": "Accept-Encoding",
         "X-Content-Type-Options": "nosniff",
         "Cross-Origin-Resource-Policy": "same-origin",

@@ -22,7 +22,7 @@ from crowdml.wire.problems import Problem
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "worker-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 """The policy of every page. Charts need no more than this: see `static/charts.js`."""
 
@@ -76,7 +76,14 @@ def page_text(said: Words, path: str, template: str, /, **values: Any) -> str:
     `moment` write as the language does. Links to other languages keep no query, for it may be a signature."""
     known = {name: getattr(said, name) for name in ("number", "percent", "estimate", "moment")}
     switches = [(each, words(each)("language"), f"{path}?lang={each}") for each in LANGUAGES]
-    known |= {"t": said, "lang": said.language, "static": assets.address, "code": code, "switches": switches}
+    known |= {
+        "t": said,
+        "lang": said.language,
+        "static": assets.address,
+        "module": assets.module,
+        "code": code,
+        "switches": switches,
+    }
     return environment().get_template(template).render(known | values)
 
 

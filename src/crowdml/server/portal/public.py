@@ -23,6 +23,7 @@ from crowdml.server.portal import figures as charts
 from crowdml.server.portal.cache import kept
 from crowdml.server.portal.live import error_now
 from crowdml.server.portal.pages import answer, code, language, page_text, render
+from crowdml.server.portal.phone import parts
 from crowdml.server.portal.places import Places, place_map, places_of
 from crowdml.server.portal.studies import Study, cohorts_of, find_study, shown_loss, studies
 from crowdml.storage.server import State
@@ -154,6 +155,8 @@ async def join(request: Request) -> Response:
         invitation=found,
         where=where,
         commands=where.commands(text, invited),
+        code_text=text,
+        **parts(request),
         address=where.address + request.url.path,
         qr=qr(where.address + request.url.path),
         contact=await contact(request),
