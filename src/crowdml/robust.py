@@ -253,7 +253,7 @@ class Combine:
     def came(self, devices: int, rounds: int, each: int) -> int:
         """How many uploads of up to `each` devices a round had on average, where so many devices gave in so many
         rounds. A round that closes by time has fewer than `uploads`."""
-        return min(self.uploads, max(1, -(-devices // (max(1, rounds) * each))))
+        return min(self.uploads, max(self.fewest, -(-devices // (max(1, rounds) * each))))
 
     def inflation(self, uploads: int) -> float:
         """The variance of the noise in the result over that in the mean of all uploads, about, without any lie."""
