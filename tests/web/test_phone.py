@@ -228,6 +228,70 @@ def test_a_phone_withdraws_and_erases_itself(crowd: Crowd, browser: Any):
         is_clean(owner)
 
 
+def test_a_withdrawal_that_the_server_did_not_hear_goes_on_when_the_page_is_opened_again(crowd: Crowd, browser: Any):
+    with phone(browser, crowd.base) as owner:
+        join(crowd, owner)
+        owner.page.context.route("**/withdraw", lambda route: route.abort("internetdisconnected"))
+        owner.tap("#phone-leave")
+        owner.tap("#phone-withdraw")
+        expect(owner.page.locator("#phone-unanswered")).to_be_visible()
+        again = watch(owner.page.context.new_page(), crowd.base)
+        owner.page.close()
+        again.page.context.unroute("**/withdraw")
+        again.open(f"/join/{crowd.running.started.code}")
+        expect(again.page.locator("#phone-phase")).to_contain_text("This phone has withdrawn")
+        (membership,) = again.stored("memberships")
+        assert membership["withdrawn"] is True
+        assert again.stored("charges") == []
+        is_clean(again)
+
+
+def test_while_its_owner_pauses_a_label_starts_no_sensor(crowd: Crowd, browser: Any):
+    with phone(browser, crowd.base) as owner:
+        join(crowd, owner)
+        owner.tap("#phone-pause")
+        expect(owner.page.locator("#phone-phase")).to_contain_text("paused", ignore_case=True)
+        owner.say("still")
+        owner.move(2)
+        assert owner.stored("samples") == []
+        owner.tap("#phone-pause")
+        expect(owner.page.locator("#phone-live")).not_to_have_attribute("data-sensing", "off")
+        owner.move(2)
+        owner.gives(1)
+
+
+def test_an_answer_to_one_study_is_not_heard_by_the_next(tmp_path: Path, browser: Any):
+    one, other = small(name="one"), small(name="other")
+    with serve(tmp_path / "data", one, other) as running, phone(browser, running.started.address) as owner:
+        for task in (one, other):
+            join_only(owner, running.started.code, task)
+        late: list[Any] = []
+        owner.page.context.route(f"**/{other.hash.hex()}/publication", lambda route: late.extend([route]))
+        owner.say("still")
+        owner.move(2)
+        owner.page.wait_for_timeout(500)
+        owner.tap("#phone-others button")
+        expect(owner.page.locator("#phone-live")).to_have_attribute("data-sensing", "off")
+        for route in late:
+            route.continue_()
+        assert late
+        owner.page.evaluate("window.moved = undefined")
+        owner.say("on foot")
+        owner.move(2)
+        owner.gives(1)
+        assert {charge["task"] for charge in owner.stored("charges")} == {one.hash.hex()}
+        is_clean(owner)
+
+
+def test_a_closed_study_is_refused_before_consent(crowd: Crowd, browser: Any):
+    crowd.running.run(crowd.running.hub.set_closed(crowd.task.hash, True))
+    with phone(browser, crowd.base) as owner:
+        owner.open(f"/join/{crowd.running.started.code}")
+        expect(owner.page.locator("#phone-refusal")).to_contain_text("This study is closed")
+        assert owner.page.locator("button[data-join]").is_disabled()
+        assert owner.stored("memberships") == []
+
+
 # --- a file ---
 
 ROWS = """
@@ -260,8 +324,11 @@ def test_rows_of_a_file_are_given_once_each_whatever_stands_in_them(tmp_path: Pa
     with serve(tmp_path / "data", task) as running, phone(browser, running.started.address) as owner:
         join(Crowd(running, task), owner)
         bring(owner, LINES)
-        owner.gives(2)
         expect(owner.page.locator("#phone-rows")).to_contain_text("7 rows are new")
+        expect(owner.page.locator("#phone-rows")).to_contain_text("does not know this file")
+        assert owner.stored("samples") == []
+        owner.tap("#phone-new")
+        owner.gives(2)
         expect(owner.page.locator("#phone-rows")).to_contain_text("A field that is no finite number: 1.")
         expect(owner.page.locator("#phone-waiting")).to_have_text("1 of 3 samples for the next contribution")
         bring(owner, LINES + b"0.1,0.1,0.1,left\n0.2,0.2,0.2,right\n")  # the file grew
@@ -272,6 +339,44 @@ def test_rows_of_a_file_are_given_once_each_whatever_stands_in_them(tmp_path: Pa
         assert owner.text("phone-samples") == "9 of 60"
         assert running.hub.store.head(task.hash).index == 3
         is_clean(owner)
+
+
+def test_the_rest_of_a_file_stays_with_its_study_and_is_asked_for_again_after_all_was_erased(
+    tmp_path: Path, browser: Any
+):
+    one, other = (settled(parse((ROWS % SGD).replace('"rows"', f'"{name}"'))) for name in ("one", "other"))
+    lines = b"".join(b"0.%02d,0.2,0.3,left\n" % at for at in range(60))  # more than a device keeps
+    with serve(tmp_path / "data", one, other) as running, phone(browser, running.started.address) as owner:
+        code = running.started.code
+        join_only(owner, code, other)
+        join_only(owner, code, one)
+        running.run(running.hub.change(one.hash, "pause"))
+        bring(owner, lines)
+        owner.tap("#phone-new")
+        expect(owner.page.locator("#phone-phase")).to_contain_text("The study is paused")
+        waiting = len(owner.stored("samples"))
+        assert 0 < waiting < 60
+        owner.tap("#phone-others button")
+        expect(owner.page.locator("#phone-waiting")).to_contain_text("0 of 3")
+        owner.page.wait_for_timeout(500)
+        assert {each["task"] for each in owner.stored("samples")} == {one.hash.hex()}
+        assert len(owner.stored("samples")) == waiting
+        assert owner.posted == []
+        owner.tap("#phone-leave")
+        owner.tap("#phone-withdraw")
+        owner.tap("#phone-erase")
+        owner.page.wait_for_selector("#phone-none:not([hidden])")
+        join_only(owner, code, other)
+        bring(owner, lines)
+        expect(owner.page.locator("#phone-rows")).to_contain_text("does not know this file")
+        assert owner.stored("samples") == []
+
+
+def join_only(owner: Phone, code: str, task: Task) -> None:
+    owner.page.unroute("**/join/*")
+    owner.page.route("**/join/*", only(task))
+    owner.open(f"/join/{code}")
+    owner.join()
 
 
 def bring(owner: Phone, lines: bytes) -> None:

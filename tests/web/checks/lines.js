@@ -12,6 +12,7 @@ export function checks(vectors) {
   return [
     ...vectors.map((row) => check(row.name, () => samples(row))),
     check("rows that were given are not given again, and a file may grow", () => given(vectors[0].task)),
+    check("rows are the same however their lines end", () => endings(vectors[0].task)),
     check("a first line of another width is refused", () => width(vectors[0].task)),
   ];
 }
@@ -28,15 +29,39 @@ async function samples(row) {
 /** @param {string} text */
 async function given(text) {
   const task = await readTask(toUtf8(text));
-  const file = toUtf8("a,b,kind\n0.5,0.25,left\n0.25,0.5,right\n0.1,0.1,left\n");
-  const first = await readFile(file, task, []);
-  const place = await first.placeAfter(2);
-  const again = await readFile(file, task, [place]);
-  equal([again.given, again.rows.length], [2, 1], "rows that were given, and that are left");
-  const grown = await readFile(new Uint8Array([...file, ...toUtf8("0.2,0.2,right\n")]), task, [place]);
-  equal([grown.given, grown.rows.length], [2, 2], "rows of the file that grew");
-  const other = await readFile(toUtf8("a,b,kind\n0.5,0.25,right\n0.25,0.5,right\n0.1,0.1,left\n"), task, [place]);
-  equal([other.given, other.rows.length], [0, 3], "rows of another file");
+  const file = "a,b,kind\n0.5,0.25,left\n0.25,0.5,right\n0.1,0.1,left\n";
+  const first = await readFile(toUtf8(file), task, []);
+  equal(first.goesOn, false, "whether a file goes on that nobody knows");
+  const places = await first.placesAfter(2);
+  const again = await readFile(toUtf8(file), task, places);
+  equal([again.given, again.rows.length, again.goesOn], [2, 1, true], "rows that were given, and that are left");
+  const grown = await readFile(toUtf8(`${file}0.2,0.2,right\n`), task, places);
+  equal([grown.given, grown.rows.length, grown.goesOn], [2, 2, true], "rows of the file that grew");
+  const cut = await readFile(toUtf8("a,b,kind\n0.5,0.25,left\n"), task, places);
+  equal([cut.given, cut.rows.length, cut.goesOn], [1, 0, true], "rows of a file that is the beginning of it");
+  const other = await readFile(toUtf8("a,b,kind\n0.5,0.25,right\n0.25,0.5,right\n0.1,0.1,left\n"), task, places);
+  equal([other.given, other.rows.length, other.goesOn], [0, 3, false], "rows of another file");
+  const parted = await readFile(toUtf8("a,b,kind\n0.5,0.25,left\n0.1,0.1,left\n"), task, places);
+  equal([parted.given, parted.rows.length, parted.goesOn], [1, 1, false], "rows of a file that parts from it");
+  const moved = new Map([...places, ...(await again.placesAfter(1))].map((place) => [place.hash, place]));
+  equal([...moved.values()].map(({ ends }) => ends), [false, false, true], "where reading stopped");
+}
+
+/** @param {string} text */
+async function endings(text) {
+  const task = await readTask(toUtf8(text));
+  const first = await readFile(toUtf8("0.5,0.25,left\n0.25,0.5,right\n0.1,0.1,left"), task, []);
+  const places = await first.placesAfter(3);
+  for (
+    const same of [
+      "0.5,0.25,left\n0.25,0.5,right\n0.1,0.1,left\n0.2,0.2,right\n",
+      "0.5,0.25,left\r\n0.25,0.5,right\r\n0.1,0.1,left\r\n0.2,0.2,right",
+      "\ufeff0.5,0.25,left\n0.25,0.5,right\n0.1,0.1,left\n0.2,0.2,right\r\n",
+    ]
+  ) {
+    const { rows, given: before, goesOn } = await readFile(toUtf8(same), task, places);
+    equal([before, rows.length, goesOn], [3, 1, true], `rows of ${JSON.stringify(same)}`);
+  }
 }
 
 /** @param {string} text */

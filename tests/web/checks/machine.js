@@ -4,8 +4,15 @@ import { concat, fromHex, sha256, toHex, toUtf8 } from "../../../src/crowdml/web
 import { decode, encode, packFloats } from "../../../src/crowdml/web/device/codec.js";
 import { openEnvelope, signEnvelope } from "../../../src/crowdml/web/device/envelopes.js";
 import { generateKey, sign } from "../../../src/crowdml/web/device/keys.js";
-import { advance, newMembership, newWhole, opened, recoveredFrom } from "../../../src/crowdml/web/device/machine.js";
-import { check, equal, holds } from "./expect.js";
+import {
+  advance,
+  hasNone,
+  newMembership,
+  newWhole,
+  opened,
+  recoveredFrom,
+} from "../../../src/crowdml/web/device/machine.js";
+import { check, equal, holds, refused } from "./expect.js";
 import { silence } from "./silence.js";
 
 /**
@@ -158,7 +165,17 @@ export function checks() {
     check("a server that is away is asked later and later", later),
     check("a device comes back when the server says, spread by half of that", window),
     check("a pause of the owner sends nothing", ownersPause),
+    check("a pause during a check-out charges nothing", pauseInFlight),
     check("a device withdraws, and forgets what waits", withdraws),
+    check("a withdrawal is on disk before it is asked, and a device that is opened again goes on with it", leaves),
+    check("a withdrawal during a check-out charges nothing", leavesInFlight),
+    check("a withdrawal is asked whatever the server answered before it", leavesRefused),
+    check("a withdrawal is asked where nobody knows whether the device enrolled", leavesUnknown),
+    check("an answer that nobody waits for is not heard", notAsked),
+    check("a sample of another study is refused", otherStudy),
+    check("samples on both sides of another study's are not one batch", gap),
+    check("a batch under way ends where another study took serials", gapWhileServing),
+    check("only the server's own word says that it has no message of a device", none),
     check("a device that is started again goes on where its writes ended", reopened),
     check("a new ledger begins with the statement's totals", recovered),
   ];
@@ -435,6 +452,11 @@ async function window() {
   equal(wait?.do === "wait" ? wait.milliseconds : 0, 10_000, "the pause");
   await bench.rests();
   equal(bench.asks, "publication", "what it asks then");
+  await bench.publishes();
+  await bench.receipts(bench.server, 2, { "crowdml-next": "999999999" });
+  await bench.senses();
+  const longest = bench.effects.find((each) => each.do === "wait");
+  equal(longest?.do === "wait" ? longest.milliseconds : bench.state.notBefore - bench.now, 86_400_000, "the longest");
 }
 
 async function ownersPause() {
@@ -457,6 +479,148 @@ async function withdraws() {
   equal([bench.state.ending?.kind, bench.state.waiting.length], ["withdrawn", 0], "the end");
   const [write] = bench.effects;
   equal(write.do === "write" && write.records.forget, [2], "samples that are forgotten");
+}
+
+async function pauseInFlight() {
+  const bench = await Bench.joined();
+  await bench.senses();
+  equal(bench.asks, "publication", "what it asks");
+  await bench.hears({ kind: "paused" });
+  await bench.publishes();
+  equal([bench.asks, bench.charged], [null, 0], "what it asks, and what was charged");
+  await bench.hears({ kind: "resumed" });
+  await bench.answers(304, new Uint8Array(), { "crowdml-state": "running" });
+  equal([bench.asks, bench.charged], ["check-in", 1], "then");
+}
+
+/** The same device in a new process, with what was written. @param {Bench} bench */
+async function openedAgain(bench) {
+  const { membership, whole, history, messages, waiting } = bench.state;
+  const found = { membership, whole, charges: history.charges, messages, samples: waiting };
+  const next = new Bench(await opened(found), bench.key, bench.server);
+  await next.hears({ kind: "started" });
+  return next;
+}
+
+async function leaves() {
+  const bench = await Bench.joined();
+  await bench.senses(3);
+  await bench.publishes();
+  await bench.receipts();
+  await bench.hears({ kind: "withdrew" });
+  const [write, ask] = bench.effects;
+  equal([write.do === "write" && write.records.whole?.leaving, ask.do], [true, "ask"], "effects");
+  await bench.hears({ kind: "unreachable" });
+  const next = await openedAgain(bench);
+  equal(next.asks, "withdraw", "the first question of a new process");
+  await next.senses();
+  equal(next.state.waiting.length, 1, "samples that wait");
+  await next.refuses(401, "clock");
+  equal([next.asks, next.state.ending?.why], [null, "clock"], "the end");
+  await next.hears({ kind: "retried" });
+  equal(next.asks, "withdraw", "what it asks when its owner tries again");
+  await next.answers(200, toUtf8("{}"));
+  equal([next.state.ending?.kind, next.state.whole.leaving, next.charged], ["withdrawn", false, 0], "the end");
+}
+
+async function leavesInFlight() {
+  const bench = await Bench.joined();
+  await bench.senses();
+  await bench.hears({ kind: "withdrew" });
+  await bench.publishes();
+  equal([bench.asks, bench.charged], ["withdraw", 0], "what it asks, and what was charged");
+}
+
+async function leavesRefused() {
+  const bench = await Bench.joined();
+  await bench.gives();
+  await bench.hears({ kind: "withdrew" });
+  await bench.refuses(410, "task-stopped");
+  equal(bench.asks, "withdraw", "what it asks");
+  await bench.refuses(404, "unknown-device");
+  equal(bench.state.ending?.kind, "withdrawn", "the end");
+}
+
+async function leavesUnknown() {
+  const bench = await Bench.of();
+  await bench.hears({ kind: "started" });
+  await bench.hears({ kind: "unreachable" });
+  await bench.hears({ kind: "withdrew" });
+  equal(bench.asks, "withdraw", "what it asks");
+  await bench.refuses(404, "unknown-device");
+  equal([bench.asks, bench.state.ending?.kind], [null, "withdrawn"], "the end");
+}
+
+async function notAsked() {
+  const bench = await Bench.joined();
+  const before = bench.state;
+  await bench.answers(200, toUtf8(TASK));
+  equal([bench.effects, bench.state.ending], [[], null], "after an answer");
+  await bench.hears({ kind: "unreachable" });
+  equal([bench.effects, bench.state.failures, bench.state.notBefore], [[], 0, before.notBefore], "after a failure");
+}
+
+async function otherStudy() {
+  const bench = await Bench.joined();
+  const sensed = [{ x: new Float32Array(3), y: 0 }];
+  const error = await refused(() => bench.hears({ kind: "sensed", samples: sensed, tap: 0 }));
+  equal([error.message, bench.state.waiting], ["This sample is of another study.", []], "what is refused");
+}
+
+async function gap() {
+  const bench = await Bench.joined();
+  await bench.senses(1);
+  bench.state = { ...bench.state, whole: { ...bench.state.whole, nextSerial: 5 } }; // another study took four
+  await bench.senses(1);
+  equal([bench.asks, bench.state.waiting.map(({ serial }) => serial)], [null, [5]], "what waits");
+  const [write] = bench.effects;
+  equal(write.do === "write" && write.records.forget, [0], "samples that are forgotten");
+  await bench.senses(1);
+  await bench.publishes();
+  const spans = bench.state.history.charges.map(({ first, last }) => [first, last]);
+  equal(spans, [[5, 6]], "the spans that were charged");
+  const torn = await Bench.joined();
+  await torn.senses();
+  const waiting = torn.state.waiting.map((each, at) => ({ ...each, serial: 4 * at }));
+  torn.state = { ...torn.state, waiting };
+  const error = await refused(() => torn.publishes());
+  equal([error.message, torn.charged], ["A batch is one span of serials.", 0], "what is refused");
+}
+
+async function gapWhileServing() {
+  const bench = await Bench.joined(TASK.replace('"unit":"sample"', '"unit":"sample","uses":2'));
+  await bench.gives();
+  holds(bench.state.membership.serving, "a batch is under way");
+  await bench.hears({ kind: "paused" });
+  await bench.receipts();
+  const { whole, membership, waiting } = bench.state;
+  bench.state = { ...bench.state, whole: { ...whole, nextSerial: 5 } };
+  await bench.senses();
+  const [write] = bench.effects;
+  if (write.do !== "write") throw new Error("not a write");
+  equal([write.records.membership?.serving, write.records.forget], [null, [0, 1]], "what is written");
+  const found = { membership, whole, charges: [], messages: [], samples: waiting.slice(1) };
+  equal((await opened(found)).membership.serving, null, "where the batch's first sample is gone");
+  await bench.hears({ kind: "resumed" });
+  await bench.answers(304, new Uint8Array(), { "crowdml-state": "running" });
+  await bench.receipts(bench.server, 2);
+  equal(bench.state.membership.serving, { first: 5, served: 1 }, "the next batch");
+}
+
+/** @param {number} status @param {string} slug */
+function saysNone(status, slug) {
+  return hasNone({ status, headers: {}, body: toUtf8(JSON.stringify({ type: `/problems/${slug}` })) });
+}
+
+function none() {
+  const [gone, unknown, revoked] = [
+    saysNone(404, "not-found"),
+    saysNone(404, "unknown-device"),
+    saysNone(403, "revoked"),
+  ];
+  equal([gone, unknown, revoked], [true, true, true], "that it has none");
+  const others = [saysNone(401, "clock"), saysNone(403, "forbidden"), saysNone(408, ""), saysNone(404, "")];
+  equal(others, Array(4).fill(false), "anything else");
 }
 
 async function reopened() {

@@ -8,11 +8,12 @@
  * @typedef {import("./machine.js").Place} Place
  * @typedef {"blank" | "length" | "encoding" | "syntax" | "fields" | "number" | "label"} Why a row cannot be used
  * @typedef {{ [why in Why]?: number }} Faults for the owner alone: it depends on samples
- * @typedef {{ readonly rows: Sample[], readonly given: number, readonly faults: Faults,
- *   readonly placeAfter: (rows: number) => Promise<Place> }} Reading `given` rows were read before
+ * @typedef {{ readonly rows: Sample[], readonly given: number, readonly faults: Faults, readonly goesOn: boolean,
+ *   readonly placesAfter: (rows: number) => Promise<Place[]> }} Reading `given` rows were read before; it `goesOn` where
+ *   reading stopped, or has no row that was not read. Otherwise nobody knows whether its rows were given in another order
  */
 
-import { sha256, toHex } from "./bytes.js";
+import { concat, sha256, toHex, toUtf8 } from "./bytes.js";
 import { prepareRow } from "./features.js";
 
 const [LINE_FEED, CARRIAGE_RETURN] = [10, 13];
@@ -24,18 +25,17 @@ const DECIMAL_COMMA = /^\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*$/;
 const NUMBER = /^[+-]?(?:(?:\d(?:_?\d)*)(?:\.(?:\d(?:_?\d)*)?)?|\.\d(?:_?\d)*)(?:[eE][+-]?\d(?:_?\d)*)?$/;
 const NOT_FINITE = /^[+-]?(?:inf|infinity|nan)$/i;
 
-/** The lines of a file: each ends with a line feed, and what stands after the last is a line, too. `end` is the byte after it.
- * @param {Bytes} bytes @returns {{ readonly bytes: Bytes, readonly end: number }[]} */
+/** The lines of a file, without what ends them: each ends with a line feed, and what stands after the last is a line, too.
+ * @param {Bytes} bytes @returns {Bytes[]} */
 export function linesOf(bytes) {
-  /** @type {{ bytes: Bytes, end: number }[]} */
+  /** @type {Bytes[]} */
   const found = [];
   for (let start = 0; start < bytes.length;) {
     const feed = bytes.indexOf(LINE_FEED, start);
-    const end = feed < 0 ? bytes.length : feed + 1;
-    let stop = feed < 0 ? bytes.length : feed;
-    if (stop > start && bytes[stop - 1] === CARRIAGE_RETURN) stop -= 1;
-    found.push({ bytes: bytes.subarray(start, stop), end });
-    start = end;
+    const end = feed < 0 ? bytes.length : feed;
+    const stop = end > start && bytes[end - 1] === CARRIAGE_RETURN ? end - 1 : end;
+    found.push(bytes.subarray(start, stop));
+    start = end + 1;
   }
   return found;
 }
@@ -105,7 +105,7 @@ function asPublic(line) {
 export function firstLine(bytes, task) {
   const [line] = linesOf(bytes);
   if (!line) return "empty";
-  const first = asPublic(line.bytes);
+  const first = asPublic(line);
   const fields = fieldsOf(first, separatorOf(first));
   return fields !== null && fields.length === task.features.dimension + 1 ? null : "width";
 }
@@ -149,35 +149,53 @@ function labelOf(text, { labels: { classes } }) {
   return number !== null && Number.isInteger(number) && number >= 0 && number < classes.length ? number : null;
 }
 
-/** The rows of a file that were not read before. A file that begins with lines which were read before goes on after them.
+/** The rows of a file that were not read before. A file that begins with lines which were read before goes on after them,
+ * however its lines end.
  * @param {Bytes} bytes @param {Task} task @param {readonly Place[]} places @returns {Promise<Reading>} */
 export async function readFile(bytes, task, places) {
   const lines = linesOf(bytes);
-  const first = lines.length ? asPublic(lines[0].bytes) : "";
+  const first = lines.length ? asPublic(lines[0]) : "";
+  if (lines.length) lines[0] = withoutMark(lines[0]);
   const mark = separatorOf(first);
   const begin = isHeading(first) ? 1 : 0;
-  /** @param {number} count @returns {Promise<string>} the hash of so many lines */
-  const hashOf = async (count) => toHex(await sha256(bytes.slice(0, count ? lines[count - 1].end : 0)));
-  let given = begin;
-  for (const place of places) {
-    if (place.lines > given && place.lines <= lines.length && (await hashOf(place.lines)) === place.hash) {
-      given = place.lines;
-    }
+  const known = new Map(places.map((place) => [place.hash, place]));
+  let last = { lines: 0, hash: "", ends: false };
+  while (last.lines < begin) last = await placeOf(last, lines);
+  let given = last;
+  while (given.lines < lines.length) {
+    const found = known.get((await placeOf(given, lines)).hash);
+    if (!found) break;
+    given = found;
   }
   /** @type {Faults} */
   const faults = {};
-  const rows = lines.slice(given).map((line, at) => {
-    const isFirst = given + at === 0 && line.bytes[0] === 0xef && line.bytes[1] === 0xbb && line.bytes[2] === 0xbf;
-    return sampleOf(isFirst ? line.bytes.slice(3) : line.bytes, mark, task, faults);
-  });
+  const rows = lines.slice(given.lines).map((line) => sampleOf(line, mark, task, faults));
   let taken = given;
   return {
     rows,
-    given: given - begin,
+    given: given.lines - begin,
     faults,
-    placeAfter: async (count) => {
-      taken += count;
-      return { lines: taken, hash: await hashOf(taken) };
+    goesOn: !rows.length || given.ends,
+    placesAfter: async (count) => {
+      const found = taken.lines > begin ? [{ ...taken, ends: false }] : [];
+      for (let at = 0; at < count; at++) {
+        taken = { ...(await placeOf(taken, lines)), ends: at === count - 1 };
+        found.push(taken);
+      }
+      return found;
     },
   };
+}
+
+/** The place after one more line: a chain of hashes, over lines without what ends them.
+ * @param {Place} before @param {readonly Bytes[]} lines @returns {Promise<Place>} */
+async function placeOf(before, lines) {
+  const line = lines[before.lines];
+  const hash = toHex(await sha256(concat(toUtf8(`${before.hash}\n`), line, toUtf8("\n"))));
+  return { lines: before.lines + 1, hash, ends: false };
+}
+
+/** A first line without its byte-order mark. @param {Bytes} line @returns {Bytes} */
+function withoutMark(line) {
+  return line[0] === 0xef && line[1] === 0xbb && line[2] === 0xbf ? line.subarray(3) : line;
 }

@@ -31,6 +31,7 @@
  * @property {boolean} recovered whether its ledger began from a statement
  * @property {boolean} renewed whether its key is new, and an old one was lost: what that one gave cannot be known
  * @property {boolean} exhausted whether nobody knows what it gave: then it gives nothing more
+ * @property {boolean} leaving whether its owner withdrew it, and the server has not said yet that it knows
  *
  * @typedef {object} Message one that was signed: the same bytes are sent until there is a receipt
  * @property {string} task
@@ -43,7 +44,8 @@
  *
  * @typedef {{ readonly serial: number, readonly task: string, readonly x: Float32Array, readonly y: number,
  *   readonly tap: number }} Sample `tap` counts the owner's choices of a label
- * @typedef {{ readonly lines: number, readonly hash: string }} Place how far a file was read: the hash of those lines
+ * @typedef {{ readonly lines: number, readonly hash: string, readonly ends: boolean }} Place a line of a file that was
+ *   read: the hash of all lines up to it, and whether reading stopped there
  *
  * @typedef {object} Records one transaction
  * @property {Membership} [membership]
@@ -52,7 +54,7 @@
  * @property {readonly Message[]} [messages]
  * @property {readonly Sample[]} [samples]
  * @property {readonly number[]} [forget] serials of samples that have served
- * @property {Place} [place]
+ * @property {readonly Place[]} [places]
  *
  * @typedef {{ readonly do: "write", readonly records: Records }} Write
  * @typedef {{ readonly do: "ask", readonly name: Question, readonly method: "GET" | "POST", readonly path: string,
@@ -66,7 +68,7 @@
  *   | { readonly kind: "retried" }} Wish what an owner asks for by a button
  * @typedef {Wish | { readonly kind: "started" } | { readonly kind: "woken" } | { readonly kind: "unreachable" }
  *   | { readonly kind: "sensed", readonly samples: readonly { x: Float32Array, y: number }[], readonly tap: number,
- *       readonly place?: Place }
+ *       readonly places?: readonly Place[] }
  *   | { readonly kind: "relabelled", readonly tap: number, readonly y: number, readonly before: number }
  *   | { readonly kind: "answered", readonly status: number, readonly headers: { readonly [name: string]: string },
  *       readonly body: Bytes }} Event
@@ -123,6 +125,8 @@ import { chargesAhead, deviceTurn, planOf } from "./turn.js";
 const MOST_REFUSALS = 3;
 /** Milliseconds: the pause after a first failure, and the longest. */
 const [FIRST_PAUSE, LONGEST_PAUSE] = [1000, 300_000];
+/** Seconds: the latest that a server calls a device back, and the longest that it makes one wait. */
+const [LATEST_NEXT, LONGEST_RETRY] = [86_400, 7 * 86_400];
 /** Whole messages that are kept for their owner to look at; of older ones the hash and the receipt are kept. */
 export const KEPT_MESSAGES = 20;
 const MSGPACK = { "Content-Type": "application/msgpack" };
@@ -145,19 +149,19 @@ export function newMembership(task, code, now) {
 
 /** @returns {Whole} */
 export function newWhole() {
-  return { serverKey: null, nextSerial: 0, recovered: false, renewed: false, exhausted: false };
+  return { serverKey: null, nextSerial: 0, recovered: false, renewed: false, exhausted: false, leaving: false };
 }
 
 /** A device as its store has it. @param {{ membership: Membership, whole: Whole, charges: readonly Charge[],
  * messages: readonly Message[], samples: readonly Sample[] }} found @returns {Promise<State>} */
 export async function opened({ membership, whole, charges, messages, samples }) {
-  const own = samples.filter(({ task }) => task === membership.task);
+  const waiting = afterGap(samples.filter(({ task }) => task === membership.task));
   /** @type {State} */
   const state = {
-    membership,
+    membership: serves(membership, waiting),
     whole,
     history: new History(charges),
-    waiting: afterGap(own),
+    waiting,
     messages: messages.filter(({ task }) => task === membership.task).toSorted(bySeq),
     hashes: new Set(messages.map(({ hash }) => hash)),
     task: null,
@@ -172,7 +176,7 @@ export async function opened({ membership, whole, charges, messages, samples }) 
     offer: null,
     paused: false,
     taskPaused: false,
-    leaving: false,
+    leaving: whole.leaving && !membership.withdrawn,
     signsReads: false,
     ending: membership.withdrawn ? endingOf("withdrawn", "withdrawn") : null,
   };
@@ -201,9 +205,11 @@ async function hear(state, event, context) {
     case "relabelled":
       return relabel(state, event);
     case "answered":
-      return await answered({ ...state, asked: null }, /** @type {Question} */ (state.asked), event, context);
+      return state.asked === null
+        ? still(state)
+        : await answered({ ...state, asked: null }, state.asked, event, context);
     case "unreachable":
-      return still(later({ ...state, asked: null }, context, null));
+      return still(state.asked === null ? state : later({ ...state, asked: null }, context, null));
     case "woken":
       return still({ ...state, resting: false });
     case "paused":
@@ -211,9 +217,9 @@ async function hear(state, event, context) {
     case "resumed":
       return still({ ...state, paused: false });
     case "retried":
-      return still(state.ending?.kind === "refused" ? { ...state, ending: null, failures: 0, refusals: 0 } : state);
+      return still(state.ending?.kind === "refused" ? triedAgain(state) : state);
     case "withdrew":
-      return still({ ...state, leaving: true, resting: false, notBefore: 0 });
+      return withdraw(state);
     case "started":
       return still(state);
   }
@@ -224,15 +230,28 @@ function still(state) {
   return { state, effects: [] };
 }
 
+/** @param {State} state @returns {State} */
+function triedAgain(state) {
+  return { ...state, ending: null, failures: 0, refusals: 0, leaving: state.whole.leaving };
+}
+
+/** The owner's word is on disk before it is sent: a device that was closed meanwhile goes on with it, and with nothing
+ * else. @param {State} state @returns {Step} */
+function withdraw(state) {
+  if (state.membership.withdrawn) return still(state);
+  const whole = { ...state.whole, leaving: true };
+  return {
+    state: { ...state, whole, leaving: true, resting: false, notBefore: 0 },
+    effects: [{ do: "write", records: { whole } }],
+  };
+}
+
 /** What a device does when it is asked nothing: the first of these that is left to do. @param {State} state
  * @param {Context} context @returns {Promise<Step>} */
 async function proceed(state, context) {
   if (state.asked !== null || state.resting || state.membership.withdrawn) return still(state);
-  if (!state.membership.enrolled) {
-    if (state.leaving) return still({ ...state, ending: endingOf("withdrawn", "withdrawn") });
-    return await rested(state, context, () => askEnrol(state, context.key));
-  }
   if (state.leaving) return await rested(state, context, () => ask(state, "withdraw", context));
+  if (!state.membership.enrolled) return await rested(state, context, () => askEnrol(state, context.key));
   if (state.paused) return still(state);
   return await rested(state, context, () => work(state, context));
 }
@@ -262,19 +281,38 @@ function rested(state, { now }, act) {
 
 // --- samples ---
 
-/** Samples enter while there is room; at a full buffer nothing is collected. @param {State} state
+/** Samples enter while there is room; at a full buffer nothing is collected. Those that waited before another study took
+ * serials are forgotten, so that what waits is one span. @param {State} state
  * @param {Extract<Event, { kind: "sensed" }>} event @returns {Step} */
-function sense(state, { samples, tap, place }) {
+function sense(state, { samples, tap, places }) {
   const taken = samples.slice(0, roomOf(state));
-  if (!taken.length || state.ending !== null) return still(state);
+  if (!taken.length || state.ending !== null || state.leaving) return still(state);
+  if (taken.some(({ x }) => x.length !== state.task?.features.dimension)) {
+    throw new RangeError("This sample is of another study.");
+  }
   const first = state.whole.nextSerial;
   const { task } = state.membership;
   const added = taken.map(({ x, y }, at) => ({ serial: first + at, task, x, y, tap }));
   const whole = { ...state.whole, nextSerial: first + added.length };
-  return {
-    state: { ...state, whole, waiting: [...state.waiting, ...added] },
-    effects: [{ do: "write", records: { whole, samples: added, ...(place ? { place } : {}) } }],
+  const all = [...state.waiting, ...added];
+  const waiting = afterGap(all);
+  const forget = all.slice(0, all.length - waiting.length).map(({ serial }) => serial);
+  const membership = serves(state.membership, waiting);
+  const records = {
+    whole,
+    samples: added,
+    ...(membership === state.membership ? {} : { membership }),
+    ...(forget.length ? { forget } : {}),
+    ...(places ? { places } : {}),
   };
+  return { state: { ...state, membership, whole, waiting }, effects: [{ do: "write", records }] };
+}
+
+/** A membership whose batch under way is the one that waits, or none. @param {Membership} membership
+ * @param {readonly Sample[]} waiting @returns {Membership} */
+function serves(membership, waiting) {
+  const { serving } = membership;
+  return serving && waiting[0]?.serial !== serving.first ? { ...membership, serving: null } : membership;
 }
 
 /** How many samples more would be collected. @param {State} state @returns {number} */
@@ -347,7 +385,11 @@ function dropServed(state, batch) {
 async function contribute(state, publication, { key, noise, now }) {
   const { history, membership, task, plan } = state;
   const batch = batchOf(state);
+  if (state.paused || state.leaving) return still(state);
   if (task === null || plan === null || batch === null || refusalOf(state, batch) !== null) return still(state);
+  if (batch.some(({ serial }, at) => serial !== batch[0].serial + at)) {
+    throw new Error("A batch is one span of serials.");
+  }
   const samples = { x: batch.map(({ x }) => x), y: batch.map(({ y }) => y) };
   const given = { samples, publication, first: batch[0].serial, trip: membership.trips };
   const turn = deviceTurn(task, plan, given, noise);
@@ -483,7 +525,9 @@ const refused = {
   "statement": (state, problem, context) =>
     isUnknownStatement(problem) ? afterComparing(state, null, context) : ended(state, ...finalOf(problem)),
   "withdraw": (state, problem) =>
-    ["withdrawn", "unknown-device"].includes(problem.slug) ? withdrawn(state) : ended(state, ...finalOf(problem)),
+    ["withdrawn", "unknown-device"].includes(problem.slug)
+      ? withdrawn(state)
+      : ended({ ...state, leaving: false }, ...finalOf(problem)), // its owner may try again
 };
 
 /** @param {State} state @param {{ status: number, body: Bytes }} answer @param {Context} context @returns {Step} */
@@ -551,7 +595,7 @@ async function checkedOut(state, { headers, status, body }, context) {
 /** When the server wants the device back, spread by half of that. @param {{ readonly [name: string]: string }} headers
  * @param {Context} context */
 function nextWindow(headers, { now, chance }) {
-  const seconds = wholeNumber(headers["crowdml-next"]) ?? 0;
+  const seconds = Math.min(wholeNumber(headers["crowdml-next"]) ?? 0, LATEST_NEXT);
   return now + 1000 * seconds * (0.5 + chance());
 }
 
@@ -588,10 +632,11 @@ function replaced(messages, changed) {
 /** @param {State} state @returns {Step} */
 function withdrawn(state) {
   const membership = { ...state.membership, withdrawn: true };
+  const whole = { ...state.whole, leaving: false };
   const forget = state.waiting.map(({ serial }) => serial);
   return {
-    state: { ...state, membership, waiting: [], leaving: false, ending: endingOf("withdrawn", "withdrawn") },
-    effects: [{ do: "write", records: { membership, forget } }],
+    state: { ...state, membership, whole, waiting: [], leaving: false, ending: endingOf("withdrawn", "withdrawn") },
+    effects: [{ do: "write", records: { membership, whole, forget } }],
   };
 }
 
@@ -608,13 +653,14 @@ function problemOf({ status, headers, body }) {
   } catch {
     // whatever stands between the device and the server: the status says enough
   }
+  const seconds = wholeNumber(headers["retry-after"]);
   const type = typeof found.type === "string" ? found.type : "";
   const { expected } = found;
   return {
     status,
     slug: type.startsWith("/problems/") ? type.slice("/problems/".length, 70) : "",
     detail: typeof found.detail === "string" ? found.detail.slice(0, 400) : "",
-    retryAfter: wholeNumber(headers["retry-after"]),
+    retryAfter: seconds === null ? null : Math.min(seconds, LONGEST_RETRY),
     expected: typeof expected === "number" && Number.isSafeInteger(expected) && expected >= 1 ? expected : null,
   };
 }
@@ -654,6 +700,13 @@ function refusedCheckIn(state, problem) {
 /** @param {Refusal} problem */
 function isUnknownStatement({ status, slug }) {
   return status === 404 || status === 405 || ["unknown-device", "revoked", "withdrawn"].includes(slug);
+}
+
+/** Whether an answer says that the server has no message of this device: nothing else that a server or what stands
+ * before it may say does. @param {{ status: number, headers: { readonly [name: string]: string }, body: Bytes }} answer */
+export function hasNone(answer) {
+  const { slug } = problemOf(answer);
+  return answer.status >= 400 && ["not-found", "unknown-device", "revoked", "withdrawn"].includes(slug);
 }
 
 /** Hold the ledger against the last message that the server has of this device. One that the ledger does not know proves
@@ -755,5 +808,5 @@ function endingOf(kind, why, detail = "") {
 
 /** @param {State} state @param {EndingKind} kind @param {string} why @param {string} [detail] @returns {Step} */
 function ended(state, kind, why, detail = "") {
-  return still({ ...state, ending: endingOf(kind, why, detail), leaving: false });
+  return still({ ...state, ending: endingOf(kind, why, detail) });
 }

@@ -53,7 +53,7 @@ export class Store {
 
   /** One transaction: it is on disk when this returns, or nothing of it is. @param {Records} records
    * @param {number} [given] samples that the device has given with these records */
-  async write({ membership, whole, charges = [], messages = [], samples = [], forget = [], place }, given = 0) {
+  async write({ membership, whole, charges = [], messages = [], samples = [], forget = [], places = [] }, given = 0) {
     const transaction = this.ledger.transaction(STORES, "readwrite", { durability: "strict" });
     const done = complete(transaction);
     /** @param {string} name */
@@ -64,7 +64,7 @@ export class Store {
     for (const message of messages) of("messages").put(message);
     for (const sample of samples) of("samples").put(sample);
     for (const serial of forget) of("samples").delete(serial);
-    if (place) of("places").put(place);
+    for (const place of places) of("places").put(place);
     await done;
     const signed = messages.findLast(({ receipt, dropped }) => receipt === null && !dropped);
     if (signed) await this.mark({ task: signed.task, hash: signed.hash, samples: given });

@@ -30,6 +30,7 @@
  * @property {number | null} most samples of the budget
  * @property {{ readonly sample: number, readonly device: number, readonly limit: number | null, readonly delta: number }} paid
  * @property {readonly Sent[]} sent newest first
+ * @property {boolean} paused by the owner
  * @property {boolean} unanswered whether the server did not answer at last
  * @property {boolean} recovered
  * @property {boolean} renewed
@@ -80,6 +81,7 @@ export function viewOf(state, { now, id, rows }) {
       delta,
     },
     sent: messages.slice(-KEPT_MESSAGES).toReversed().map(sentOf),
+    paused: state.paused,
     unanswered: state.failures > 0,
     recovered: whole.recovered,
     renewed: whole.renewed,

@@ -12,8 +12,10 @@
  *   | { readonly kind: "switch", readonly task: string }
  *   | { readonly kind: "look", readonly task: string }
  *   | { readonly kind: "consent", readonly task: string, readonly code: string }
- *   | { readonly kind: "window", readonly magnitudes: Float64Array, readonly y: number, readonly tap: number }
- *   | { readonly kind: "file", readonly bytes: Uint8Array<ArrayBuffer> }
+ *   | { readonly kind: "window", readonly task: string, readonly magnitudes: Float64Array, readonly y: number,
+ *       readonly tap: number }
+ *   | { readonly kind: "file", readonly task: string, readonly bytes: Uint8Array<ArrayBuffer> }
+ *   | { readonly kind: "new-rows", readonly task: string }
  *   | { readonly kind: "erase" }
  *   | import("./machine.js").Wish | Extract<Event, { kind: "relabelled" }>} Told by the page
  *
@@ -26,7 +28,7 @@
  *   | { readonly kind: "view", readonly view: View & { readonly others: readonly Other[] } }
  *   | { readonly kind: "told", readonly what: string, readonly seq: number }
  *   | { readonly kind: "file", readonly rows: number, readonly given: number, readonly faults: import("./lines.js").Faults | null,
- *       readonly why: string | null }
+ *       readonly why: string | null, readonly asks: boolean }
  *   | { readonly kind: "erased" }
  *   | { readonly kind: "broken", readonly detail: string }} Said to the page
  */
@@ -56,8 +58,13 @@ let key = null;
 let state = null;
 /** @type {import("./store.js").Found | null} */
 let found = null;
-/** Rows of a file that were not handed over yet. @type {import("./lines.js").Reading | null} */
+/** Rows of a file that were not handed over yet, and the study they are for. A file that this device does not know waits
+ * until its owner says that its rows are new. @type {{ task: string, reading: import("./lines.js").Reading, asks: boolean } | null} */
 let file = null;
+/** Tasks whose price this browser computed: no other is consented to. @type {Set<string>} */
+const priced = new Set();
+/** Counts the studies that this Worker went on with: an answer to one of them is not heard by the next. */
+let generation = 0;
 /** What has to be done, one after another. @type {Promise<void>} */
 let queue = Promise.resolve();
 let isBroken = false;
@@ -100,7 +107,9 @@ async function obey(told) {
     case "window":
       return await sense(told);
     case "file":
-      return await bring(told.bytes);
+      return await bring(told);
+    case "new-rows":
+      return await takeNew(told.task);
     case "erase":
       return await erase();
     default:
@@ -133,6 +142,7 @@ async function open(offers) {
  * none. @param {readonly string[]} offers */
 async function load(offers) {
   if (store === null) return;
+  leave();
   const identity = await store.identity();
   found = await store.read();
   key = identity.key;
@@ -142,16 +152,26 @@ async function load(offers) {
     if (!found.memberships.length) return say({ kind: "none", lost: "ledger" });
   }
   const joined = found.memberships.toSorted((one, other) => (one.consentedAt < other.consentedAt ? 1 : -1));
-  const membership = joined.find((each) => !offers.length || (offers.includes(each.task) && each.enrolled));
+  const isLeaving = found.whole?.leaving ?? false; // whatever the page invites to: the server has to know first
+  const membership = joined.find((each) =>
+    isLeaving || !offers.length || (offers.includes(each.task) && each.enrolled)
+  );
   if (!membership) return say({ kind: "none", lost: null });
   if (key === null) return say({ kind: "none", lost: "key" });
   await begin(membership, found.whole ?? machine.newWhole());
 }
 
+/** Go on with no study: what was asked or brought for one is for that one alone. */
+function leave() {
+  clearTimeout(timer);
+  generation += 1;
+  [state, file] = [null, null];
+}
+
 /** @param {import("./machine.js").Membership} membership @param {import("./machine.js").Whole} whole */
 async function begin(membership, whole) {
   if (found === null) return;
-  clearTimeout(timer);
+  leave();
   const { charges, messages, samples } = found;
   const withdrawn = hasWithdrawn(found.memberships);
   state = await machine.opened({ membership: { ...membership, withdrawn }, whole, charges, messages, samples });
@@ -166,9 +186,12 @@ function hasWithdrawn(memberships) {
 
 /** The owner accepted what a task asks: pinned to the task's hash. @param {string} task @param {string} code */
 async function consent(task, code) {
-  if (store === null || found === null) return;
+  if (store === null || !priced.has(task)) return;
+  leave();
+  found = await store.read();
   let whole = found.whole ?? machine.newWhole();
   const over = hasWithdrawn(found.memberships);
+  if (whole.leaving && !over) return await load([]);
   if (key === null || over) {
     if (found.whole !== null) whole = await beginAnew(!over);
     key = await generateKey();
@@ -189,7 +212,7 @@ async function beginAnew(renewed) {
   await deleteDatabase(LEDGER);
   store = await Store.open();
   const whole = { ...machine.newWhole(), renewed };
-  for (const place of places) await store.write({ place });
+  await store.write({ places });
   found = { whole, memberships: [], charges: [], messages: [], samples: [], places };
   return whole;
 }
@@ -209,8 +232,10 @@ async function recover(mark) {
   if (store === null || key === null) return;
   const path = `/v1/devices/${key.id}/statement`;
   const answer = await fetched({ method: "GET", path, body: null, headers: {}, signed: true });
+  if (answer.status !== 200 && !machine.hasNone(answer)) {
+    throw new Error(`The server answers ${answer.status}. Nothing was decided: open this page again later.`);
+  }
   const shown = answer.status === 200 ? await machine.openOwn(answer.body, key) : null;
-  if (answer.status >= 500 || answer.status === 429) throw new Error("The server is busy. Open this page again later.");
   if (shown !== null && shown.hash === mark.hash) {
     await store.write(machine.recoveredFrom(shown, Date.now()), shown.signed.statement.samples);
   } else {
@@ -219,8 +244,7 @@ async function recover(mark) {
 }
 
 async function erase() {
-  clearTimeout(timer);
-  state = null;
+  leave();
   await store?.erase();
   [store, key, found] = [null, null, null];
   for (const name of [LEDGER, KEYS]) await deleteDatabase(name);
@@ -258,15 +282,22 @@ async function hear(event) {
 function carryOut(effect) {
   if (effect.do === "wait") {
     clearTimeout(timer);
-    timer = setTimeout(() => later(() => hear({ kind: "woken" })), Math.min(effect.milliseconds, 2 ** 31 - 1));
+    timer = setTimeout(heardBy(generation, { kind: "woken" }), Math.min(effect.milliseconds, 2 ** 31 - 1));
   } else if (effect.do === "tell") {
     say({ kind: "told", what: effect.what, seq: effect.seq });
   } else {
+    const asking = generation;
     fetched(effect).then(
-      (answer) => later(() => hear({ kind: "answered", ...answer })),
-      () => later(() => hear({ kind: "unreachable" })),
+      (answer) => heardBy(asking, { kind: "answered", ...answer })(),
+      heardBy(asking, { kind: "unreachable" }),
     );
   }
+}
+
+/** Hear an event when its turn comes, unless this Worker goes on with another study by then. @param {number} asking
+ * @param {Event} event @returns {() => void} */
+function heardBy(asking, event) {
+  return () => later(() => (asking === generation ? hear(event) : Promise.resolve()));
 }
 
 /** @param {Pick<import("./machine.js").Ask, "method" | "path" | "body" | "headers" | "signed">} question */
@@ -299,7 +330,7 @@ function show() {
   const others = (found?.memberships ?? []).flatMap(({ task, bytes }) => {
     return bytes === null || task === state?.membership.task ? [] : [{ task, title: titleOf(bytes) }];
   });
-  const rows = file?.rows.length ?? null;
+  const rows = file?.reading.rows.length ?? null;
   say({ kind: "view", view: { ...viewOf(state, { now: Date.now(), id: key?.id ?? "", rows }), others } });
 }
 
@@ -321,10 +352,11 @@ async function look(task) {
     signed: false,
   };
   const answer = await fetched(question).catch(() => ({ status: 0, body: new Uint8Array() }));
-  if (answer.status === 401) return say({ kind: "looked", task, why: null, detail: "", price: null }); // closed: read after enrolment
+  if (answer.status === 401) return say({ kind: "looked", task, why: "closed", detail: "", price: null });
   if (answer.status !== 200) return say({ kind: "looked", task, why: "unreachable", detail: "", price: null });
   try {
     const known = await machine.understood(answer.body, task);
+    priced.add(task);
     say({ kind: "looked", task, why: null, detail: "", price: priceOf(known.task, known.plan) });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -335,29 +367,41 @@ async function look(task) {
 // --- samples ---
 
 /** @param {Extract<Told, { kind: "window" }>} told */
-async function sense({ magnitudes, y, tap }) {
-  if (state?.task?.features.kind !== "accelerometer-spectrum") return;
+async function sense({ task, magnitudes, y, tap }) {
+  if (task !== state?.membership.task || state.task?.features.kind !== "accelerometer-spectrum") return;
   const x = prepareRow(state.task.features, spectrum(magnitudes));
   await hear({ kind: "sensed", samples: [{ x, y }], tap });
 }
 
-/** Rows of a file: those that this device has read before are left out. @param {Uint8Array<ArrayBuffer>} bytes */
-async function bring(bytes) {
-  if (state?.task?.features.kind !== "vector" || store === null) return;
+/** Rows of a file: those that this device has read before are left out. @param {Extract<Told, { kind: "file" }>} told */
+async function bring({ task, bytes }) {
+  file = null;
+  if (task !== state?.membership.task || state.task?.features.kind !== "vector" || store === null) return;
   const why = firstLine(bytes, state.task);
-  if (why !== null) return say({ kind: "file", rows: 0, given: 0, faults: null, why });
+  if (why !== null) return say({ kind: "file", rows: 0, given: 0, faults: null, why, asks: false });
   const { places } = await store.read();
-  file = await readFile(bytes, state.task, places);
-  say({ kind: "file", rows: file.rows.length, given: file.given, faults: file.faults, why: null });
+  const reading = await readFile(bytes, state.task, places);
+  file = { task, reading, asks: !reading.goesOn };
+  const { rows, given, faults } = reading;
+  say({ kind: "file", rows: rows.length, given, faults, why: null, asks: file.asks });
+  await feed();
+}
+
+/** The owner says that no row of the file which waits was given before. @param {string} task */
+async function takeNew(task) {
+  if (file?.task !== task) return;
+  file.asks = false;
   await feed();
 }
 
 /** Hand over as many rows as there is room for. */
 async function feed() {
-  if (file === null || state === null || state.ending !== null || !file.rows.length) return;
+  if (file === null || state === null || file.asks || file.task !== state.membership.task) return;
+  const { reading } = file;
+  if (state.ending !== null || state.leaving || !reading.rows.length) return;
   const room = Math.min(machine.roomOf(state), ROWS_AT_ONCE);
   if (!room) return;
-  const rows = file.rows.splice(0, room);
-  const place = await file.placeAfter(rows.length);
-  await hear({ kind: "sensed", samples: rows, tap: 0, place });
+  const rows = reading.rows.splice(0, room);
+  const places = await reading.placesAfter(rows.length);
+  await hear({ kind: "sensed", samples: rows, tap: 0, places });
 }

@@ -42,7 +42,7 @@ let isJoining = false;
 
 const motion = new Motion({
   window: (magnitudes) => {
-    if (label >= 0) tell({ kind: "window", magnitudes, y: label, tap });
+    if (label >= 0 && view) tell({ kind: "window", task: view.task, magnitudes, y: label, tap });
     if (calm.matches) drawSpectrum(canvas, motion.cutter.recent);
   },
   changed: () => showSensing(),
@@ -123,7 +123,7 @@ function judge({ task, why, detail, price }) {
     setTimeout(() => tell({ kind: "look", task }), LATER);
     return;
   }
-  if (why !== null) return refuse("task", detail);
+  if (why !== null) return refuse(why === "closed" ? why : "task", detail);
   if (price !== null && !(isNear(price.sample, Number(sample)) && isNear(price.device, Number(device)))) {
     return refuse("cannot.price");
   }
@@ -131,9 +131,9 @@ function judge({ task, why, detail, price }) {
   root.dataset.ready = "yes";
 }
 
-/** Whether this browser computed what the page says, but for a rounding. @param {number} own @param {number} said */
+/** Whether this browser computed what the page says, but for the last digits of floats. @param {number} own @param {number} said */
 function isNear(own, said) {
-  return own === said || Math.abs(own - said) <= 0.01 * Math.max(own, said);
+  return own === said || Math.abs(own - said) <= 1e-6 * Math.max(own, said);
 }
 
 // --- the device ---
@@ -212,7 +212,7 @@ function begin(now) {
 }
 
 /** @param {View} now */
-function showPhase({ phase, ending, unanswered, renewed, recovered }) {
+function showPhase({ phase, ending, paused, unanswered, renewed, recovered }) {
   const name = phase === "ended" && ending ? endingName(ending) : `phase.${phase}`;
   const text = say(name, { detail: ending?.detail ?? "" });
   const place = part("phone-phase", HTMLElement);
@@ -223,7 +223,7 @@ function showPhase({ phase, ending, unanswered, renewed, recovered }) {
   part("phone-erase", HTMLElement).hidden = ending?.kind !== "withdrawn" && ending?.kind !== "exhausted";
   part("phone-leave", HTMLElement).hidden = ending?.kind === "withdrawn" || phase === "leaving";
   part("phone-pause", HTMLElement).hidden = phase === "ended" || phase === "leaving";
-  part("phone-pause", HTMLElement).textContent = say(phase === "paused" ? "resume" : "pause");
+  part("phone-pause", HTMLElement).textContent = say(paused ? "resume" : "pause");
   const old = part("phone-old", HTMLElement);
   old.hidden = !(renewed || recovered);
   if (renewed || recovered) old.textContent = say(renewed ? "renewed" : "recovered");
@@ -273,7 +273,9 @@ function showOthers({ others }) {
       motion.stop();
       [label, view] = [-1, null];
       taps.length = 0;
-      for (const id of ["phone-labels", "phone-others"]) part(id, HTMLElement).replaceChildren();
+      for (const id of ["phone-labels", "phone-others", "phone-rows"]) part(id, HTMLElement).replaceChildren();
+      part("phone-new-data", HTMLElement).hidden = true;
+      part("phone-source", HTMLInputElement).value = "";
       tell({ kind: "switch", task });
     });
     return button;
@@ -340,7 +342,7 @@ function showLabels({ classes, features }) {
 
 /** The owner says what is going on: it holds for what is sensed from now on. @param {number} at */
 async function choose(at) {
-  if (!motion.isOn) {
+  if (!motion.isOn && !view?.paused) {
     const state = await askForMotion();
     if (state !== "starting") {
       motion.become(state);
@@ -382,17 +384,19 @@ function showSensing() {
 // --- a file ---
 
 /** @param {Extract<Said, { kind: "file" }>} said */
-function showFile({ rows, given, faults, why }) {
+function showFile({ rows, given, faults, why, asks }) {
   const counted = Object.entries(faults ?? {}).map(([name, n]) => say(`fault.${name}`, { n: n ?? 0 }));
   const text = why === null
     ? say("file.rows", { n: rows, given: shown(given) })
     : say(`file.${why}`, { n: (view?.dimension ?? 0) + 1 });
-  part("phone-rows", HTMLElement).textContent = [text, ...counted].join(" ");
+  part("phone-rows", HTMLElement).textContent = [text, ...counted, ...(asks ? [say("file.asks")] : [])].join(" ");
+  part("phone-new", HTMLInputElement).checked = false;
+  part("phone-new-data", HTMLElement).hidden = !asks;
 }
 
-/** @param {File} chosen */
-async function bring(chosen) {
-  tell({ kind: "file", bytes: new Uint8Array(await chosen.arrayBuffer()) });
+/** A file is for the study that is shown when its owner chooses it. @param {File} chosen @param {string} task */
+async function bring(chosen, task) {
+  tell({ kind: "file", task, bytes: new Uint8Array(await chosen.arrayBuffer()) });
 }
 
 // --- the beginning ---
@@ -400,7 +404,7 @@ async function bring(chosen) {
 function listen() {
   part("phone-undo", HTMLButtonElement).addEventListener("click", undo);
   part("phone-pause", HTMLElement).addEventListener("click", () => {
-    const pauses = view?.phase !== "paused";
+    const pauses = !view?.paused;
     if (pauses) motion.stop();
     else if (label >= 0) void resume();
     tell(pauses ? { kind: "paused" } : { kind: "resumed" });
@@ -417,12 +421,13 @@ function listen() {
   part("phone-erase", HTMLElement).addEventListener("click", () => tell({ kind: "erase" }));
   const file = part("phone-source", HTMLInputElement);
   file.addEventListener("change", () => {
-    const isNew = part("phone-new", HTMLInputElement);
-    const asks = view?.renewed || view?.recovered;
-    part("phone-new-data", HTMLElement).hidden = !asks;
-    if (file.files?.[0] && (!asks || isNew.checked)) void bring(file.files[0]);
+    part("phone-new-data", HTMLElement).hidden = true;
+    if (file.files?.[0] && view) void bring(file.files[0], view.task);
   });
-  part("phone-new", HTMLInputElement).addEventListener("change", () => file.dispatchEvent(new Event("change")));
+  part("phone-new", HTMLInputElement).addEventListener("change", () => {
+    part("phone-new-data", HTMLElement).hidden = true;
+    if (view) tell({ kind: "new-rows", task: view.task });
+  });
   setInterval(() => {
     if (!calm.matches && motion.isOn && document.visibilityState === "visible") {
       drawSpectrum(canvas, motion.cutter.recent);
