@@ -265,22 +265,31 @@ def test_an_answer_to_one_study_is_not_heard_by_the_next(tmp_path: Path, browser
     with serve(tmp_path / "data", one, other) as running, phone(browser, running.started.address) as owner:
         for task in (one, other):
             join_only(owner, running.started.code, task)
-        late: list[Any] = []
-        owner.page.context.route(f"**/{other.hash.hex()}/publication", lambda route: late.extend([route]))
+        held_one, held_other = hold(owner, one), hold(owner, other)
         owner.say("still")
         owner.move(2)
         owner.page.wait_for_timeout(500)
         owner.tap("#phone-others button")
         expect(owner.page.locator("#phone-live")).to_have_attribute("data-sensing", "off")
-        for route in late:
-            route.continue_()
-        assert late
         owner.page.evaluate("window.moved = undefined")
         owner.say("on foot")
         owner.move(2)
+        owner.page.wait_for_timeout(500)
+        assert [len(held_one), len(held_other)] == [1, 1]
+        held_other[0].continue_()
+        owner.page.wait_for_timeout(500)
+        assert owner.stored("charges") == []
+        held_one[0].continue_()
         owner.gives(1)
         assert {charge["task"] for charge in owner.stored("charges")} == {one.hash.hex()}
         is_clean(owner)
+
+
+def hold(owner: Phone, task: Task) -> list[Any]:
+    """Requests for a publication, which wait until a test lets them go on."""
+    held: list[Any] = []
+    owner.page.context.route(f"**/{task.hash.hex()}/publication", lambda route: held.extend([route]))
+    return held
 
 
 def test_a_closed_study_is_refused_before_consent(crowd: Crowd, browser: Any):
