@@ -61,9 +61,12 @@ class Files(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page() -> Iterator[Any]:
-    """A page in the system's own browser, from a server on this machine."""
+    """A page in the system's own browser, from a server on this machine.
+
+    It is closed with its module: Playwright runs a loop in its process, beside which no other can be.
+    """
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("NO CHROMIUM ON THIS MACHINE: not one module was run in a browser")
@@ -83,7 +86,7 @@ def page() -> Iterator[Any]:
         server.server_close()
 
 
-@pytest.fixture(scope="session", params=["deno", pytest.param("chromium", marks=pytest.mark.browser)])
+@pytest.fixture(scope="module", params=["deno", pytest.param("chromium", marks=pytest.mark.browser)])
 def engine(request: pytest.FixtureRequest) -> Call:
     """Calls a function of a module in tests/web, in Deno or in Chromium."""
     if request.param == "chromium":
