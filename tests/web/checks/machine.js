@@ -440,6 +440,9 @@ async function later() {
   }
   equal(pauses.slice(0, 4), [750, 1500, 3000, 6000], "the first pauses");
   equal(pauses.at(-1), 225_000, "the longest");
+  await bench.refuses(503, "busy", {}, { "retry-after": "999999999" });
+  const wait = bench.effects.find((each) => each.do === "wait");
+  equal(wait?.do === "wait" ? wait.milliseconds : 0, 7 * 86_400_000 + 150_000, "the longest that a server asks for");
 }
 
 async function window() {
