@@ -11,8 +11,10 @@ export PYTHONDONTWRITEBYTECODE :=
 # Deno asks nobody for a newer version, and keeps what it compiled where the rest is kept.
 export DENO_NO_UPDATE_CHECK := 1
 export DENO_DIR ?= $(CURDIR)/.cache/deno
-# A file's tests share its servers and compiled loops, so they run in one process.
-PYTEST := $(RUN) -m pytest -n auto --dist loadfile --durations 20
+# A file's tests share its servers and compiled loops, so they run in one process. One process more than there are
+# cores: tests of live devices wait for each other.
+WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile --durations 20
 QUICK  := not slow and not kill and not postgres and not browser
 
 .PHONY: demo test test-all figures screenshots bench mutants mutants-deep record lint docs clean
