@@ -185,8 +185,9 @@ function show(now) {
   const isFirst = view === null;
   view = now;
   if (isFirst) begin(now);
-  document.title = `${now.title || say("title")} · ${document.title.split(" · ").at(-1)}`;
-  part("phone-title", HTMLElement).textContent = now.title;
+  const title = now.title || say("title"); // the task is read after the device has enrolled
+  document.title = `${title} · ${document.title.split(" · ").at(-1)}`;
+  part("phone-title", HTMLElement).textContent = title;
   showPhase(now);
   showProgress(now);
   showBudget(now);
