@@ -4,7 +4,8 @@
 
 OLD is the last commit before the core moved, unless another is named; NEW is the working tree. Each commit runs its
 own sources through its own adapter (driver.py, and before.py for a commit without a record), over the cases of NEW.
-One line for each task and engine; the exit code is 1 if anything differs.
+One line for each task and engine; the exit code is 1 if anything of OLD differs. A task, a kind of message or a vector
+that NEW alone has is new.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def of_commit(commit: str | None, shared: Path, folder: Path) -> dict[str, Any]:
             git("worktree", "remove", "--force", str(tree))
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """The places where two records differ."""
+def differences(old: Any, new: Any, where: str = "", *, grows: bool = False) -> list[str]:
+    """The places where two records differ. One that `grows` may have more names than before."""
     if isinstance(old, dict) and isinstance(new, dict):
-        names = dict.fromkeys([*old, *new])
+        names = old if grows else dict.fromkeys([*old, *new])
         return [line for name in names for line in differences(old.get(name), new.get(name), f"{where}/{name}")]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
@@ -88,9 +89,10 @@ def main() -> None:
     unlike = 0
     for part, entries in before.items():
         for name in dict.fromkeys([*entries, *after[part]]):
-            found = differences(entries.get(name), after[part].get(name))
+            is_new = name not in entries
+            found = [] if is_new else differences(entries[name], after[part].get(name), grows=part == "kinds")
             unlike += bool(found)
-            print(f"{'differs' if found else 'equal':8} {part:8} {name}")
+            print(f"{'new' if is_new else 'differs' if found else 'equal':8} {part:8} {name}")
             for line in found[:5]:
                 print(f"         {line[:300]}")
     print(f"{unlike} entries differ between {old[:12]} and {new[:12] if new else 'the working tree'}.")
